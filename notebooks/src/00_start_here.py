@@ -59,9 +59,8 @@ from course_utils.figures import bars
 from course_utils.units import GB, GiB, format_bytes
 
 reveal("00.gib", 80 * GiB)
-bars(
-    {"80 GB": 80 * GB, "80 GiB": 80 * GiB}, f"A GiB is {100 * (GiB / GB - 1):.1f} % more than a GB"
-)
+title = f"A GiB is {100 * (GiB / GB - 1):.1f} % more than a GB"
+bars({"80 GB": 80 * GB, "80 GiB": 80 * GiB}, title)
 
 # %% [markdown]
 # This can decide whether a run fits, so every number here says which it is in. The last two lines are what the drivers
@@ -72,16 +71,12 @@ from course_utils import gpu, parse_bytes
 
 for text in ("80 GB", "80 GiB", "24 GiB"):
     size = parse_bytes(text)
-    print(
-        f"{text:>14s} = {size:>14,} bytes = {format_bytes(size, 'GB')} = "
-        f"{format_bytes(size, 'GiB')}"
-    )
+    gb, gib = format_bytes(size, "GB"), format_bytes(size, "GiB")
+    print(f"{text:>14s} = {size:>14,} bytes = {gb} = {gib}")
 for name in ("A100-80GB", "H100-80GB"):
     size = gpu(name).memory
-    print(
-        f"{name:>14s} = {size:>14,} bytes = {format_bytes(size, 'GB')} = "
-        f"{format_bytes(size, 'GiB')}"
-    )
+    gb, gib = format_bytes(size, "GB"), format_bytes(size, "GiB")
+    print(f"{name:>14s} = {size:>14,} bytes = {gb} = {gib}")
 
 # %% [markdown]
 # ## One tensor's bytes
@@ -244,15 +239,11 @@ trained
 
 # %%
 real = trained.measurement
-counters = [
-    item
-    for item in real.alive_at(real.peak_event)
-    if item.kind == "optimizer_states" and item.shape == ()
-]
-print(
-    f"{len(counters)} optimizer states with one number each: "
-    f"{sum(item.bytes for item in counters):,} bytes"
-)
+alive = real.alive_at(real.peak_event)
+states = [item for item in alive if item.kind == "optimizer_states"]
+counters = [item for item in states if item.shape == ()]
+total = sum(item.bytes for item in counters)
+print(f"{len(counters)} optimizer states with one number each: {total:,} bytes")
 
 # %% [markdown]
 # These are the step counters of Adam, the optimizer: one per parameter tensor. (The course counts blocks of 512 bytes

@@ -106,11 +106,8 @@ with on_gpu():
 # %%
 with on_gpu():
     weights = sum(weight.nbytes for weight in model.parameters())
-    states = sum(
-        state[name].nbytes
-        for state in optimizer.state.values()
-        for name in ("exp_avg", "exp_avg_sq")
-    )
+    moments = ("exp_avg", "exp_avg_sq")
+    states = sum(state[name].nbytes for state in optimizer.state.values() for name in moments)
 print(
     f"weights {weights / 1e6:.1f} MB, "
     f"Adam's states {states / 1e6:.1f} MB, batch {x.nbytes / 1e6:.1f} MB"
@@ -243,18 +240,15 @@ with on_gpu():
     zero = torch.zeros((), device="cuda", requires_grad=True)
     linear = nn.Linear(h, h, bias=False, device="cuda", dtype=torch.bfloat16)
     gelu = nn.GELU()  # change this
-    for name, operation in {
-        "linear": linear,
-        "GELU": gelu,
-        "residual addition": lambda x: x + x,
-    }.items():
+    operations = {"linear": linear, "GELU": gelu, "residual addition": lambda x: x + x}
+    for name, operation in operations.items():
         before = torch.cuda.memory_allocated()
         y = operation(torch.randn(b, s, h, device="cuda", dtype=torch.bfloat16) + zero)
         kept = (torch.cuda.memory_allocated() - before - y.nbytes) // b
         total += kept
         del y
         print(f"{name} keeps {kept / 1e6:.2f} MB")
-    del zero, linear
+    del zero, linear, operations
 reveal("01.kept", total, unit="MB")
 
 # %% [markdown]
@@ -309,11 +303,8 @@ puzzle = TrainingRun(
 step = measure(puzzle)
 print(puzzle)
 claimed = {"parameters": 2 * N, "gradients": 2 * N, "optimizer_states": 12 * N}
-show_ledger(
-    claimed,
-    {kind: step.moments["end of backward"][kind] for kind in claimed},
-    columns=("estimate", step.word),
-)
+held = {kind: step.moments["end of backward"][kind] for kind in claimed}
+show_ledger(claimed, held, columns=("estimate", step.word))
 print(step.provenance)
 
 # %% [markdown]
@@ -330,10 +321,8 @@ waits_for("01.puzzle")
 for changes in ({"micro_batch": 1}, {"micro_batch": 32}, {"micro_batch": 32, "recompute": "full"}):
     at_peak = estimate(TrainingRun("gpt2-xl", precision="bf16-master", **changes))
     part = sum(at_peak[kind] for kind in claimed) / at_peak.total
-    print(
-        f"{changes}: states, "
-        f"weights and gradients are {part:.0%} of {format_bytes(at_peak.total, 'GB', 1)}"
-    )
+    peak = format_bytes(at_peak.total, "GB", 1)
+    print(f"{changes}: states, weights and gradients are {part:.0%} of {peak}")
 
 # %% [markdown]
 # That depends on how many tokens are on the GPU at once, and on what is recomputed.
@@ -347,20 +336,13 @@ for changes in ({"micro_batch": 1}, {"micro_batch": 32}, {"micro_batch": 32, "re
 from course_utils.figures import stack
 
 waits_for("01.puzzle")
-slides = {
-    "parameters": 3,
-    "gradients": 3,
-    "optimizer_states": 18,
-    "activations": 8,
-    "temporaries": 6,
-    "cached": 3,
-}
+slides = {"parameters": 3, "gradients": 3, "optimizer_states": 18}
+slides |= {"activations": 8, "temporaries": 6, "cached": 3}
 rows = {"the slides' parts": {kind: size * 10**9 for kind, size in slides.items()}}
-rows |= {
-    f"peak of {name}": step.phase_peaks[name]
-    for name in ("forward", "loss", "backward", "optimizer")
-}
-title = f"Activations never meet the fp32 buffer: 41 GB on paper, {format_bytes(step.peak, 'GB', 0)} in the step"
+for name in ("forward", "loss", "backward", "optimizer"):
+    rows[f"peak of {name}"] = step.phase_peaks[name]
+peak = format_bytes(step.peak, "GB", 0)
+title = f"Activations never meet the fp32 buffer: 41 GB on paper, {peak} in the step"
 line = f"{card.name}: a program gets {format_bytes(card.room, 'GB', 1)}"
 stack(rows, title, capacity=card.room, capacity_label=line, provenance=str(step.provenance))
 
@@ -371,10 +353,8 @@ stack(rows, title, capacity=card.room, capacity_label=line, provenance=str(step.
 
 # %%
 for item in step.largest(3):  # change this
-    print(
-        f"{format_bytes(item.bytes, 'GB', 2)}  {item.kind:12s} {item.dtype} {item.shape} "
-        f"from {item.operation}"
-    )
+    size = format_bytes(item.bytes, "GB", 2)
+    print(f"{size}  {item.kind:12s} {item.dtype} {item.shape} from {item.operation}")
 
 # %% [markdown]
 # The loss does, with three tensors of s·b·V numbers, one per token and word of the vocabulary:
@@ -408,8 +388,9 @@ print(
 
 # %%
 with on_gpu():
-    # change this
-    gradients = [torch.zeros(4096, 4096, dtype=torch.bfloat16, device="cuda") for _ in range(24)]
+    how_many = 24  # change this
+    shape, dtype = (4096, 4096), torch.bfloat16
+    gradients = [torch.zeros(shape, dtype=dtype, device="cuda") for _ in range(how_many)]
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     copies = [gradient.float() for gradient in gradients]
@@ -437,8 +418,8 @@ print(f"all at once: {at_once / 1e6:,.1f} MB; one by one: {one_by_one / 1e6:,.1f
 #   ever exists (lesson 05).
 
 # %%
-# change this
-one_gradient, in_pieces = ({"optimizer": "adamw"}, {"micro_batch": 4, "accumulation_steps": 8})
+one_gradient = {"optimizer": "adamw"}
+in_pieces = {"micro_batch": 4, "accumulation_steps": 8}  # change this
 choices = {
     "the puzzle": puzzle,
     "one gradient at a time": puzzle.replace(**one_gradient),

@@ -146,9 +146,8 @@ walks(four, "Momentum is the fastest here, and Adam is no faster than tuned grad
 
 # %%
 for rule in rates:
-    once, louder = (
-        rule(torch.tensor([g]), torch.zeros(1), torch.zeros(1), 1) for g in (1.0, 1000.0)
-    )
+    once = rule(torch.tensor([1.0]), torch.zeros(1), torch.zeros(1), 1)
+    louder = rule(torch.tensor([1000.0]), torch.zeros(1), torch.zeros(1), 1)
     print(f"{rule.__name__:17s} the first update is {(louder / once).item():7,.1f} times as long")
 
 # %% [markdown]
@@ -197,14 +196,11 @@ waits_for("02.bias")
 beta1, beta2 = 0.9, 0.999  # change this
 t = torch.arange(1, 3001, dtype=torch.float64)
 raw = (1 - beta1**t) / (1 - beta2**t).sqrt()
-lines(
-    {"without": (t.tolist(), raw.tolist()), "with": (t.tolist(), torch.ones_like(raw).tolist())},
-    "Without bias correction the first updates have the wrong length",
-    "step",
-    "length of the update, in learning rates",
-    log_x=True,
-    markers=False,
-)
+steps = t.tolist()
+curves = {"without": (steps, raw.tolist()), "with": (steps, torch.ones_like(raw).tolist())}
+title = "Without bias correction the first updates have the wrong length"
+length = "length of the update, in learning rates"
+lines(curves, title, "step", length, log_x=True, markers=False)
 
 # %%
 reveal("02.bias", raw[(raw - 1).abs().argmax()].item(), unit="learning rates")
@@ -385,11 +381,8 @@ for name, tensor in official.state[theirs.words.weight].items():
     )
 kept = sum(tensor.nbytes for state in official.state.values() for tensor in state.values())
 print(f"all states: {kept:,} bytes; 8 bytes per parameter minus that: {8 * n - kept:,}")
-reveal(
-    "02.small",
-    sum(state["m"].nbytes + state["v"].nbytes for state in hand.state.values()),
-    unit="KB",
-)
+by_hand = sum(state["m"].nbytes + state["v"].nbytes for state in hand.state.values())
+reveal("02.small", by_hand, unit="KB")
 
 # %% [markdown]
 # *exp_avg* is m, *exp_avg_sq* is v: 8 bytes per parameter. `step` is t, a counter per tensor: 4 bytes on the *CPU*.
@@ -458,10 +451,8 @@ from course_utils.figures import timeline
 three_steps = measure(TrainingRun("gpt2", micro_batch=8, seq_len=512), steps=3)
 one, two, _ = three_steps.timeline.step_peaks().values()
 print(f"the gap, 8·N minus what step 2 has more than step 1: {8 * N - (two - one):,} bytes")
-timeline(
-    three_steps,
-    "The two states appear at the end of step 1, and the peak rises by exactly their size",
-)
+title = "The two states appear at the end of step 1, and the peak rises by exactly their size"
+timeline(three_steps, title)
 
 # %% [markdown]
 # ## What other optimizers keep
@@ -502,9 +493,8 @@ with on_gpu():
     rest = [p for name, p in model.named_parameters() if p.ndim == 1 or "blocks" not in name]
     states = {"sgd": kept_after_a_step(torch.optim.SGD(weights, lr=0.1))}
     states["momentum"] = kept_after_a_step(torch.optim.SGD(weights, lr=0.1, momentum=0.9))
-    states["muon"] = kept_after_a_step(torch.optim.Muon(matrices)) + kept_after_a_step(
-        torch.optim.AdamW(rest)
-    )
+    muon = kept_after_a_step(torch.optim.Muon(matrices))
+    states["muon"] = muon + kept_after_a_step(torch.optim.AdamW(rest))
     states["adamw"] = kept_after_a_step(torch.optim.AdamW(weights, amsgrad=False))  # change this
 print(", ".join(f"{name} {size / N:.2f}" for name, size in states.items()), "bytes per parameter")
 
@@ -528,13 +518,8 @@ for name, size in states.items():
 per_parameter = {name: size / N for name, size in sorted(states.items(), key=lambda one: one[1])}
 title = "Adam keeps 8 bytes per parameter; most others keep half of that or less"
 reveal("02.muon", per_parameter["muon"], unit="bytes")
-bars(
-    per_parameter,
-    title,
-    unit="bytes per parameter",
-    kind="optimizer_states",
-    provenance=str(measured.provenance),
-)
+source = str(measured.provenance)
+bars(per_parameter, title, unit="bytes per parameter", kind="optimizer_states", provenance=source)
 
 # %% [markdown]
 # Muon is between 4 and 8 bytes, because AdamW handles the embeddings.
@@ -606,29 +591,20 @@ predict("02.upcast", unit="bytes")
 
 # %%
 waits_for("02.upcast")
-paper = {
-    "weights": 2,
-    "gradients in fp32": 4,
-    "master weights": 4,
-    "m and v": 8,
-    "foreach's tensors": 4,
-}
+paper = {"weights": 2, "gradients in fp32": 4, "master weights": 4, "m and v": 8}
+paper["foreach's tensors"] = 4
 print(" + ".join(f"{size} ({name})" for name, size in paper.items()), "=", sum(paper.values()))
 
 
 # %%
 def fullest_moment(at_once: bool) -> float:
-    """Return bytes per parameter, with gradients copied to fp32 all at once, or each just before
-    its update.
-    """
+    """Bytes per parameter, with gradients copied to fp32 at once, or just before each update."""
     start = torch.cuda.memory_allocated()
     half = GPT().to("cuda", torch.bfloat16)
     pairs = [(p, p.detach().float()) for p in half.parameters()]
     groups = [pairs] if at_once else [[pair] for pair in pairs]
-    # change this
-    optimizers = [
-        torch.optim.AdamW([master for _, master in group], foreach=True) for group in groups
-    ]
+    masters = [[master for _, master in group] for group in groups]
+    optimizers = [torch.optim.AdamW(group, foreach=True) for group in masters]  # change this
     for _ in range(2):
         for p in half.parameters():
             p.grad = torch.zeros_like(p)  # as backward leaves it
@@ -664,8 +640,8 @@ for precision in ("amp-bf16", "bf16-master"):
         run = TrainingRun("gpt2", seq_len=128, precision=precision, optimizer=optimizer)
         peak = moments(run)["optimizer step"].total
         print(
-            f"{precision:11s} {optimizer:13s} {peak / N:5.2f} bytes per parameter in the "
-            "optimizer step, estimated"
+            f"{precision:11s} {optimizer:13s} "
+            f"{peak / N:5.2f} bytes per parameter in the optimizer step, estimated"
         )
 
 # %% [markdown]
@@ -689,28 +665,20 @@ from course_utils import format_bytes
 from course_utils.estimating.published import zero_state_bytes
 from course_utils.estimating.states import gradient_bytes, optimizer_state_bytes, parameter_bytes
 
-# change this
-choices = {
-    "bf16-master": ("adamw", "momentum", "adafactor"),
-    "fp32": ("adamw",),
-    "bf16": ("adamw",),
-}
+choices = {"bf16-master": ("adamw", "momentum", "adafactor")}  # change this
+choices |= {"fp32": ("adamw",), "bf16": ("adamw",)}
+parts = (parameter_bytes, gradient_bytes, optimizer_state_bytes)
 for precision, optimizers in choices.items():
     for name in optimizers:
         run = xl.replace(precision=precision, optimizer=name)
-        sizes = [
-            size(run) / run.model.parameters
-            for size in (parameter_bytes, gradient_bytes, optimizer_state_bytes)
-        ]
+        sizes = [size(run) / run.model.parameters for size in parts]
         print(
             f"{precision:11s} {name:9s} weights {sizes[0]:.0f}, gradients {sizes[1]:.0f}, "
             f"K = {sizes[2]:5.2f}"
         )
 reveal("02.xl", sum(zero_state_bytes(xl.model.parameters).values()))
-print(
-    "with 1.5 billion parameters, as ZeRO rounds: "
-    f"{format_bytes(sum(zero_state_bytes(1_500_000_000).values()))}"
-)
+rounded = format_bytes(sum(zero_state_bytes(1_500_000_000).values()))
+print(f"with 1.5 billion parameters, as ZeRO rounds: {rounded}")
 
 # %% [markdown]
 # fp32 Adam keeps 4 + 4 + 8 and mixed-precision Adam 2 + 2 + 12: both are 16. The master copy costs what the 16-bit

@@ -53,8 +53,8 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
     after = torch.nextafter(here, torch.tensor(limits.max, dtype=dtype))
     print(
         f"{dtype!s:14} {here.item():.5g} is followed by {after.item():.8g}; "
-        f"epsilon {limits.eps:.2g}, "
-        f"largest {limits.max:.5g}, smallest {limits.smallest_normal * limits.eps:.2g}"
+        f"epsilon {limits.eps:.2g}, largest {limits.max:.5g}, "
+        f"smallest {limits.smallest_normal * limits.eps:.2g}"
     )
 reveal("03.next", 1000 * torch.finfo(torch.bfloat16).eps, unit="thousandths")
 
@@ -135,20 +135,16 @@ print(
 # %%
 from course_utils.lessons.shared.language_model import language_model
 
-weights = torch.cat(
-    [weight.flatten() for weight in language_model(seed=0).parameters() if weight.dim() == 2]
-)
+matrices = [weight for weight in language_model(seed=0).parameters() if weight.dim() == 2]
+weights = torch.cat([weight.flatten() for weight in matrices])
 for rate in (1e-3, 3e-4, 1e-4, 3e-5, 1e-5):
     unmoved = {}
     for dtype in (torch.float16, torch.bfloat16):
         rounded = weights.to(dtype)
-        unmoved[dtype] = (
-            (rounded + torch.tensor(rate, dtype=dtype) == rounded).float().mean().item()
-        )
-    print(
-        f"rate {rate:.0e}:",
-        ", ".join(f"{share:4.0%} unmoved in {dtype}" for dtype, share in unmoved.items()),
-    )
+        same = rounded + torch.tensor(rate, dtype=dtype) == rounded
+        unmoved[dtype] = same.float().mean().item()
+    shares = ", ".join(f"{share:4.0%} unmoved in {dtype}" for dtype, share in unmoved.items())
+    print(f"rate {rate:.0e}:", shares)
 
 # %% [markdown]
 # Pure bf16 works while the learning rate is high. As it decays, most of the network freezes.
@@ -193,9 +189,8 @@ from course_utils.lessons.precision.figures import histogram_figure
 divided = gradients / 4096
 lost = (divided.half() == 0).float().mean().item()
 reveal("03.lost", 100 * lost, unit="%")
-histogram_figure(
-    divided, "In fp16 the red gradients become 0, and the pale ones keep only few digits"
-)
+title = "In fp16 the red gradients become 0, and the pale ones keep only few digits"
+histogram_figure(divided, title)
 
 # %% [markdown]
 # fp16 has room only at the other end. So multiply the *loss*: by the chain rule, every gradient is multiplied too.
@@ -239,12 +234,9 @@ print(
 )
 print("x.square().sum()", x.square().sum().item(), "· x @ x", (x @ x).item())
 print("x.pow(2).mean() ", x.pow(2).mean().item(), "· x.norm()", x.norm().item())
-print(
-    "rms_norm",
-    rms_norm(x, x.shape).max().item(),
-    "· layer_norm",
-    layer_norm(x, x.shape).max().item(),
-)
+rms = rms_norm(x, x.shape).max().item()
+layer = layer_norm(x, x.shape).max().item()
+print("rms_norm", rms, "· layer_norm", layer)
 
 # %% [markdown]
 # At 5, only the sum of squares overflows, in both spellings. PyTorch's sums and norms add fp16 numbers in fp32
@@ -285,7 +277,8 @@ from course_utils.lessons.shared.language_model import HalfProducts
 
 
 def train_in_fp16(scaler, rate=3e-3, steps=100):
-    model, losses, scales = language_model(seed=0), [], []
+    model = language_model(seed=0)
+    losses, scales = [], []
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
     for tokens, targets in batches(steps, seed=0):
         with torch.autocast("cpu", dtype=torch.float16), HalfProducts():
@@ -306,15 +299,10 @@ print(
     f"loss {losses[0]:.2f} at the start, {losses[-1]:.2f} at the end; "
     f"{skipped} of 100 steps skipped"
 )
-lines(
-    {"loss scale": (range(100), scales)},
-    "The scale climbs until a gradient overflows",
-    "step",
-    "loss scale",
-    log_y=True,
-    markers=False,
-    provenance="trained on this CPU",
-)
+curve = {"loss scale": (range(100), scales)}
+title = "The scale climbs until a gradient overflows"
+source = "trained on this CPU"
+lines(curve, title, "step", "loss scale", log_y=True, markers=False, provenance=source)
 
 # %% [markdown]
 # ## Five trainings
@@ -338,7 +326,8 @@ predict("03.trained", unit="of five")
 
 # %%
 def train(model, masters, rate=3e-3, steps=100, seed=0):
-    optimizer, losses = torch.optim.AdamW(masters, lr=rate), []
+    optimizer = torch.optim.AdamW(masters, lr=rate)
+    losses = []
     for tokens, targets in batches(steps, seed=seed):
         loss = cross_entropy(model(tokens).float().flatten(0, 1), targets.flatten())
         (loss / 4096).backward()
@@ -395,19 +384,15 @@ from copy import deepcopy
 from course_utils.lessons.shared.language_model import mean_loss
 
 waits_for("03.late")
-trained, unmoved, rate = language_model(seed=0), {}, 1e-5  # change this
+rate, unmoved = 1e-5, {}  # change this
+trained = language_model(seed=0)
 train(trained, list(trained.parameters()), steps=200)
-for name, dtype in (
-    ("fp32", torch.float32),
-    ("bf16 alone", torch.bfloat16),
-    ("bf16, fp32 master", torch.bfloat16),
-):
+dtypes = {"fp32": torch.float32, "bf16 alone": torch.bfloat16, "bf16, fp32 master": torch.bfloat16}
+for name, dtype in dtypes.items():
     model = deepcopy(trained).to(dtype)
-    masters = (
-        [w.detach().float() for w in model.parameters()]
-        if "master" in name
-        else list(model.parameters())
-    )
+    masters = list(model.parameters())
+    if "master" in name:
+        masters = [w.detach().float() for w in masters]
     before = mean_loss(deepcopy(model).float())
     old = torch.cat([w.detach().flatten() for w in model.parameters()])
     train(model, masters, rate, seed=1)
@@ -739,10 +724,8 @@ scale = torch.finfo(torch.float8_e4m3fn).max / gradient.abs().max()
 plain = gradient.to(torch.float8_e4m3fn).float()
 fitted = (gradient * scale).to(torch.float8_e4m3fn).float() / scale
 for name, stored in (("as they are", plain), ("scaled", fitted)):
-    print(
-        f"{name:12s} error {(stored - gradient).norm() / gradient.norm():.0%} of "
-        "the gradients' norm"
-    )
+    error = (stored - gradient).norm() / gradient.norm()
+    print(f"{name:12s} error {error:.0%} of the gradients' norm")
 
 # %% [markdown]
 # One of this course's sources says that fp8 training keeps its optimizer states in 16 bits or more. Does it?
@@ -805,7 +788,8 @@ recorded_times("precision")
 # %% tags=["nbval-ignore-output", "this-machine"]
 import time
 
-for dtype in (torch.float32, torch.bfloat16) if torch.cuda.is_available() else ():
+dtypes = (torch.float32, torch.bfloat16) if torch.cuda.is_available() else ()
+for dtype in dtypes:
     model, x = Mlp(4096).to("cuda"), torch.randn(4096, 4096, device="cuda")
     for step in range(23):
         if step == 3:  # the first three warm up

@@ -66,10 +66,8 @@ for name, parameter in model.named_parameters():
     parts[name.split(".")[0]] += parameter.numel()
 for part, count in parts.items():
     print(f"{part:10s} {count:12,}  {count / parts.total():6.1%}")
-print(
-    f"all        {parts.total():12,}; V·h minus the modules' table: "
-    f"{plus_minus(50257 * 768 - parts['words'])}"
-)
+gap = plus_minus(50257 * 768 - parts["words"])
+print(f"all        {parts.total():12,}; V·h minus the modules' table: {gap}")
 reveal("04.embedding", 100 * parts["words"] / parts.total(), unit="%")
 
 # %% [markdown]
@@ -171,10 +169,8 @@ for (h, L), (said, today) in paper.items():
         f"paper {said:5,} M, called today {today:5,} M"
     )
 reveal("04.paper", N / 1e6 - said, unit="million")
-print(
-    "without hP, "
-    f"the lecture's formula misses {N - gpt(50257, 0, h, L):,} parameters of the largest"
-)
+missed = N - gpt(50257, 0, h, L)
+print(f"without hP, the lecture's formula misses {missed:,} parameters of the largest")
 
 # %% [markdown]
 # The paper is wrong in all four sizes. Since August 2019, a footnote in the README of OpenAI's
@@ -275,22 +271,15 @@ from course_utils.figures import lines
 
 def errors(V: int, tables: int) -> tuple[list[float], list[float]]:
     """N in millions, and the error in percent of 12Lh² plus `tables` tables of words."""
-    ladder = [
-        (gpt(V, 1024, h, h // 64), 12 * h // 64 * h**2 + tables * V * h)
-        for h in (2**i for i in range(8, 14))
-    ]
+    widths = [2**i for i in range(8, 14)]
+    ladder = [(gpt(V, 1024, h, h // 64), 12 * h // 64 * h**2 + tables * V * h) for h in widths]
     return [N / 1e6 for N, _ in ladder], [100 * (rule / N - 1) for N, rule in ladder]
 
 
 curves = {"12Lh², V = 50,257": errors(50257, 0), "12Lh², V = 128,256": errors(128256, 0)}
+curves["12Lh² + Vh"] = errors(50257, 1)
 title = "12·L·h² leaves out the words: useless below 100 million parameters, good above 10 billion"
-lines(
-    curves | {"12Lh² + Vh": errors(50257, 1)},
-    title,
-    "N, millions of parameters",
-    "rule minus N, in % of N",
-    log_x=True,
-)
+lines(curves, title, "N, millions of parameters", "rule minus N, in % of N", log_x=True)
 
 # %% [markdown]
 # 12·L·h² leaves out V·h, so its error is about
@@ -365,9 +354,8 @@ with torch.device("meta"):
     llama = Llama(V, h, L, k, f)  # change this
 parts = Counter()
 for name, parameter in llama.named_parameters():
-    parts[".".join(word for word in name.split(".")[:-1] if not word.isdigit())] += (
-        parameter.numel()
-    )
+    part = ".".join(word for word in name.split(".")[:-1] if not word.isdigit())
+    parts[part] += parameter.numel()
 formulas = {"words": V * h, "head": V * h, "norm": h, "blocks.norm1": L * h, "blocks.norm2": L * h}
 formulas |= dict.fromkeys(("blocks.queries", "blocks.output"), L * h**2)
 formulas |= dict.fromkeys(("blocks.keys", "blocks.values"), L * h * k)
@@ -397,10 +385,8 @@ for name, size in total_size.items():
     with torch.device("meta"):
         network = Llama(one.vocab, one.hidden, one.layers, one.kv, one.ffn, bool(one.qkv_bias))
     N = sum(parameter.numel() for parameter in network.parameters())
-    print(
-        f"{name:12s} our modules {N:14,}   checkpoint {size // 2:14,}   difference "
-        f"{plus_minus(N - size // 2)}"
-    )
+    gap = plus_minus(N - size // 2)
+    print(f"{name:12s} our modules {N:14,}   checkpoint {size // 2:14,}   difference {gap}")
 
 # %% [markdown]
 # All agree, though one of the four models has biases on its queries, keys and values. And 12·L·h²?
@@ -409,9 +395,8 @@ for name, size in total_size.items():
 for name in ("llama3.2-1b", "llama3.2-3b", "tinyllama-1.1b", "llama3-8b", "llama3-70b"):
     one = PRESETS[name]
     with torch.device("meta"):
-        block = sum(
-            parameter.numel() for parameter in Block(one.hidden, one.kv, one.ffn).parameters()
-        )
+        weights = Block(one.hidden, one.kv, one.ffn).parameters()
+        block = sum(parameter.numel() for parameter in weights)
     rule = 12 * one.layers * one.hidden**2 / one.parameters - 1
     print(
         f"{name:14s} a block is {block / one.hidden**2:5.2f} h², "
@@ -501,10 +486,8 @@ from course_utils.lessons.parameters.figures import shares
 
 # change this
 shown = ("gpt2", "gpt2-xl", "gpt3-175b", "llama3.2-1b", "llama3-8b", "llama3-70b", "mixtral-8x7b")
-shares(
-    {name: parts_of(name) for name in shown},
-    "In each family, the larger the model, the more of it is MLP",
-)
+title = "In each family, the larger the model, the more of it is MLP"
+shares({name: parts_of(name) for name in shown}, title)
 
 # %% [markdown]
 # ## From N to bytes
@@ -578,14 +561,13 @@ from collections import Counter
 
 from torch import nn
 
-# or your own
-model = nn.ModuleDict(
-    {"words": nn.Embedding(50257, 768), "head": nn.Linear(768, 50257, bias=False)}
-)
+model = nn.ModuleDict({"words": nn.Embedding(50257, 768)})  # or your own
+model["head"] = nn.Linear(768, 50257, bias=False)
 model["block"] = nn.TransformerEncoderLayer(768, 12, batch_first=True)
 model["head"].weight = model["words"].weight
 
-depth, counts, sizes = 2, Counter(), Counter()
+depth = 2
+counts, sizes = Counter(), Counter()
 for name, parameter in model.named_parameters():
     module = ".".join(name.split(".")[:-1][:depth])
     counts[module] += parameter.numel()
@@ -594,10 +576,8 @@ for module, count in counts.items():
     print(f"{module:20s} {count:12,} {count / counts.total():7.1%} {sizes[module]:14,} bytes")
 every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
 tied = sorted(every - {name for name, _ in model.named_parameters()})
-print(
-    f"{counts.total():,} parameters; tied: {tied}; buffers: "
-    f"{sum(b.nbytes for b in model.buffers()):,} bytes"
-)
+buffers = sum(b.nbytes for b in model.buffers())
+print(f"{counts.total():,} parameters; tied: {tied}; buffers: {buffers:,} bytes")
 
 # %% [markdown]
 # ## Take home

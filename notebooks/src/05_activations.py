@@ -49,8 +49,8 @@ predict("05.operations", unit="MB")
 # %%
 waits_for("05.operations")
 wanted = {
-    "addition": 0, "division by a number": 0, "linear layer": 2 * n, "GELU": 2 * n, "softmax": 2 * n,
-    "dropout": n, "LayerNorm": 2 * n + 8 * s * b, "product of two": 4 * n,
+    "addition": 0, "division by a number": 0, "linear layer": 2 * n, "GELU": 2 * n,
+    "softmax": 2 * n, "dropout": n, "LayerNorm": 2 * n + 8 * s * b, "product of two": 4 * n,
 }  # fmt: skip
 print(f"{sum(wanted.values()) / n:.3f} bytes for each of the s·b·h numbers")
 
@@ -163,7 +163,8 @@ x = torch.randn(4, 16, requires_grad=True)
 y = F.layer_norm(x, [16], gain, bias, eps=1e-5)
 dy = torch.randn_like(y)
 y.backward(dy)
-mean, root = x.mean(-1, keepdim=True), (x.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
+mean = x.mean(-1, keepdim=True)
+root = (x.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
 normal, g = (x - mean) / root, gain * dy
 dx = (g - g.mean(-1, keepdim=True) - normal * (g * normal).mean(-1, keepdim=True)) / root
 for name, mine, torchs in [("dL/dx", dx, x.grad), ("dL/dγ", (normal * dy).sum(0), gain.grad)]:
@@ -182,9 +183,8 @@ for name, mine, torchs in [("dL/dx", dx, x.grad), ("dL/dγ", (normal * dy).sum(0
 # %%
 with on_gpu():
     narrow = torch.randn(b, s, h, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    mlp = nn.Sequential(nn.Linear(h, 4 * h), nn.GELU(), nn.Linear(4 * h, h)).to(
-        "cuda", torch.bfloat16
-    )
+    mlp = nn.Sequential(nn.Linear(h, 4 * h), nn.GELU(), nn.Linear(4 * h, h))
+    mlp.to("cuda", torch.bfloat16)
     with_gelu = size(kept_by(mlp, narrow))
 print(f"with GELU: {format_bytes(with_gelu, 'MB')}, that is 2·s·b·h + 2 · 2·s·b·4h")
 predict("05.relu", unit="MB")
@@ -267,10 +267,8 @@ print(f"hooks: {by_hooks:,} bytes; memory_allocated() grew by {grown:,}")
 from course_utils.interactive.saved import saved_by
 
 for item in saved_by(Block(h, a, eager), (b, s, h), dtype="bf16", device="gpu"):
-    print(
-        f"{item.name:34s} {item.shape!s:18s} {item.dtype:5s} "
-        f"{item.bytes / (s * b * h):7.3f} · s·b·h"
-    )
+    in_units = item.bytes / (s * b * h)
+    print(f"{item.name:34s} {item.shape!s:18s} {item.dtype:5s} {in_units:7.3f} · s·b·h")
 
 # %% [markdown]
 # ### The formula, term by term
@@ -321,10 +319,9 @@ def flash(q, k, v, rate):
 tokens = 512  # change this
 with on_gpu():
     x = torch.randn(b, tokens, h, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    sizes = {
-        one.__name__: size(kept_by(Block(h, a, one).to("cuda", torch.bfloat16), x))
-        for one in (eager, flash)
-    }
+    sizes = {}
+    for one in (eager, flash):
+        sizes[one.__name__] = size(kept_by(Block(h, a, one).to("cuda", torch.bfloat16), x))
 for name, kept_bytes in sizes.items():
     print(
         f"{name:5s} attention: {kept_bytes:>10,} bytes, "
@@ -365,9 +362,8 @@ predict("05.swiglu", unit="s·b·h")
 class SwiGLU(nn.Module):
     def __init__(self, h, ffn):
         super().__init__()
-        self.gate, self.up, self.down = (
-            nn.Linear(*sizes, bias=False) for sizes in ((h, ffn), (h, ffn), (ffn, h))
-        )
+        self.gate, self.up = nn.Linear(h, ffn, bias=False), nn.Linear(h, ffn, bias=False)
+        self.down = nn.Linear(ffn, h, bias=False)
 
     def forward(self, x):
         return self.down(F.silu(self.gate(x)) * self.up(x))
@@ -385,25 +381,20 @@ with on_gpu():
     x = torch.randn(b, s, h, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     written_out = nn.Sequential(nn.Linear(h, 4 * h), WrittenOut(), nn.Linear(4 * h, h))
     variants = {
-        "eager": Block(h, a, eager), "flash": Block(h, a, flash), "flash, no dropout": Block(h, a, flash, rate=0.0),
+        "eager": Block(h, a, eager),
+        "flash": Block(h, a, flash),
+        "flash, no dropout": Block(h, a, flash, rate=0.0),
         "flash, GELU written out": Block(h, a, flash, written_out),
         "flash, RMSNorm": Block(h, a, flash, norm=nn.RMSNorm),
         "flash, SwiGLU of 8/3·h": Block(h, a, flash, SwiGLU(h, 8 * h // 3)),  # change this
-    }  # fmt: skip
-    per_unit = {
-        name: size(kept_by(one.to("cuda", torch.bfloat16), x)) / x.numel()
-        for name, one in variants.items()
     }
+    per_unit = {}
+    for name, one in variants.items():
+        per_unit[name] = size(kept_by(one.to("cuda", torch.bfloat16), x)) / x.numel()
 reveal("05.swiglu", list(per_unit.values())[-1], unit="s·b·h")
 title = "Eager attention costs a block the most memory, a written-out GELU comes second"
-bars(
-    per_unit,
-    title,
-    unit="s·b·h",
-    kind="activations",
-    highlight="eager",
-    provenance="found by hooks, s = 512",
-)
+source = "found by hooks, s = 512"
+bars(per_unit, title, unit="s·b·h", kind="activations", highlight="eager", provenance=source)
 
 # %% [markdown]
 # Row by row:
@@ -446,9 +437,7 @@ for name, run in changed.items():
 
 # %%
 class FusedSwiGLU(torch.autograd.Function):
-    """Compute SiLU(gate) · up as one operation that keeps only its inputs, and SiLU again in
-    backward.
-    """
+    """Compute SiLU(gate) · up as one operation; keep only its inputs, redo SiLU in backward."""
 
     @staticmethod
     def forward(ctx, gate, up):
@@ -503,10 +492,12 @@ with on_gpu():
     for autocast, upcast in [(True, True), (True, False), (False, True), (False, False)]:
         with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
             keeps[autocast, upcast] = size(kept_by(loss_of, logits, targets, upcast)) / number
-            before, _ = torch.cuda.memory_allocated(), torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
             loss_of(logits, targets, upcast).backward()
             logits.grad = None
-        kept, most = keeps[autocast, upcast], (torch.cuda.max_memory_allocated() - before) / number
+        kept = keeps[autocast, upcast]
+        most = (torch.cuda.max_memory_allocated() - before) / number
         print(
             f"autocast {autocast!s:5}, fp32 copy {upcast!s:5}: "
             f"bytes per logit {kept:.2f} kept, {most:.2f} at peak"
@@ -516,10 +507,8 @@ with on_gpu():
 by_loss, one_block = keeps[True, True] * number, block_bytes(llama1b)
 reveal("05.loss", by_loss)
 print(f"estimate 4·s·b·V − by hooks: {4 * number - by_loss:,.0f} bytes, the targets and a sum")
-print(
-    f"the loss keeps {by_loss / one_block:.1f} times as much as one of "
-    f"{llama1b.model.layers} blocks"
-)
+ratio = by_loss / one_block
+print(f"the loss keeps {ratio:.1f} times as much as one of {llama1b.model.layers} blocks")
 
 # %% [markdown]
 # The first row is Llama's loss. It keeps the [log-softmax](../docs/glossary.md#log-softmax) in fp32, but neither the
@@ -544,18 +533,17 @@ print(
 
 # %%
 def outside(h, a, L, V, s, flash=False):
-    """The share of all activations that embeddings, last norm, head and loss keep, by the paper's
-    formulas.
-    """
-    ends, blocks = 1 + 4 * (1 + V / h), L * (34 + (0 if flash else 5 * a * s / h))
+    """Share of activations of embeddings, last norm, head and loss, by the paper's formulas."""
+    scores = 0 if flash else 5 * a * s / h
+    ends, blocks = 1 + 4 * (1 + V / h), L * (34 + scores)
     return ends / (ends + blocks)
 
 
-models = [PRESETS[name] for name in ("gpt3-175b", "gpt2-xl", "llama3.2-1b")]
-letters = {
-    model.name: (model.hidden, model.heads, model.layers, model.vocab, 1024) for model in models
-}
-for name, of_model in {"22B": (6144, 64, 48, 51200, 2048), **letters}.items():
+letters = {"22B": (6144, 64, 48, 51200, 2048)}
+for name in ("gpt3-175b", "gpt2-xl", "llama3.2-1b"):
+    model = PRESETS[name]
+    letters[model.name] = (model.hidden, model.heads, model.layers, model.vocab, 1024)
+for name, of_model in letters.items():
     print(
         f"{name:12s} s = {of_model[-1]:,}: {outside(*of_model):7.2%} eager, "
         f"{outside(*of_model, flash=True):7.2%} flash"
@@ -601,18 +589,20 @@ def chunked_loss(head, features, targets, chunks):
 # Are loss and gradients the same? First ask a small head on the CPU.
 
 # %%
-features, head = torch.randn(1000, 64, requires_grad=True), nn.Linear(64, 4096, bias=False)
+features = torch.randn(1000, 64, requires_grad=True)
+head = nn.Linear(64, 4096, bias=False)
 targets = torch.randint(4096, (1000,))
-whole, chunked = F.cross_entropy(head(features), targets), chunked_loss(head, features, targets, 8)
+whole = F.cross_entropy(head(features), targets)
+chunked = chunked_loss(head, features, targets, 8)
 print(f"loss {whole.item():.4f} in one piece, {chunked.item():.4f} in 8 chunks")
 slopes = [torch.autograd.grad(loss, [features, head.weight]) for loss in (whole, chunked)]
 for name, one, other in zip(("features", "head"), *slopes, strict=True):
-    print(
-        f"gradient of {name}: norm {one.norm():.4f}, of the difference {(one - other).norm():.4f}"
-    )
+    apart = (one - other).norm()
+    print(f"gradient of {name}: norm {one.norm():.4f}, of the difference {apart:.4f}")
 
 # %%
-chunks, peaks = 8, []  # change this
+chunks = 8  # change this
+peaks = []
 with on_gpu():
     features = torch.randn(s * b, h, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     head = nn.Linear(h, V, bias=False).to("cuda", torch.bfloat16)
@@ -620,11 +610,10 @@ with on_gpu():
     for count in (1, chunks):
         features.grad = head.weight.grad = None
         torch.cuda.reset_peak_memory_stats()
-        loss = (
-            chunked_loss(head, features, targets, count)
-            if count > 1
-            else F.cross_entropy(head(features), targets)
-        )
+        if count > 1:
+            loss = chunked_loss(head, features, targets, count)
+        else:
+            loss = F.cross_entropy(head(features), targets)
         loss.backward()
         peaks.append(torch.cuda.max_memory_allocated())
     del features, head, targets, loss
@@ -697,10 +686,8 @@ with on_gpu():
             x = torch.randn(4, s, h, device="cuda", dtype=torch.bfloat16, requires_grad=True)
             curves[attention.__name__].append(size(kept_by(block, x)))
 for s, kept_bytes in list(zip(lengths, curves["eager"], strict=True))[-3:]:
-    print(
-        f"s = {s}: estimate − by hooks: "
-        f"{plus_minus(4 * s * (34 * h + 5 * a * s + 16) - kept_bytes)} bytes"
-    )
+    gap = plus_minus(4 * s * (34 * h + 5 * a * s + 16) - kept_bytes)
+    print(f"s = {s}: estimate − by hooks: {gap} bytes")
 reveal("05.double", curves["eager"][3] / curves["eager"][1], unit="times")
 
 # %%
@@ -732,10 +719,8 @@ from course_utils.estimating.published import (
     korthikanti_block_bytes,
 )
 
-# change this
-llama = TrainingRun(
-    "llama3-8b", micro_batch=1, seq_len=4096, precision="bf16-master", attention="eager"
-)
+llama = TrainingRun("llama3-8b", micro_batch=1, seq_len=4096, attention="eager")  # change this
+llama = llama.replace(precision="bf16-master")
 s, b, h, L = llama.seq_len, llama.micro_batch, llama.model.hidden, llama.model.layers
 lecture = {
     "all: L·s·b·h·(34 + 5·a·s/h)": korthikanti_activation_bytes(llama),
@@ -747,10 +732,8 @@ lecture = {
 a, long = llama.model.heads, 16_384
 lecture["all, at s = 16,384"] = L * long * b * (34 * h + 5 * a * long)
 for name, kept_bytes in lecture.items():
-    print(
-        f"{name:38s} {format_bytes(kept_bytes, 'GiB', 1):>12s} = "
-        f"{format_bytes(kept_bytes, 'GB', 1)}"
-    )
+    gib, gb = format_bytes(kept_bytes, "GiB", 1), format_bytes(kept_bytes, "GB", 1)
+    print(f"{name:38s} {gib:>12s} = {gb}")
 
 # %% [markdown]
 # The lecture's numbers are all here, but in GiB, and by the formula of a *GPT* with eager attention. Its "up to 1,500
@@ -770,14 +753,8 @@ kinds = {
     f"a Llama with flash attention, {real.word}": real.moments["end of forward"]["activations"],
 }
 title = "A real Llama keeps a fifth of the lecture's figure, without recomputing anything"
-bars(
-    kinds,
-    title,
-    unit="GiB",
-    kind="activations",
-    highlight=list(kinds)[-1],
-    provenance=str(real.provenance),
-)
+last, source = list(kinds)[-1], str(real.provenance)
+bars(kinds, title, unit="GiB", kind="activations", highlight=last, provenance=source)
 
 # %%
 reveal("05.llama", kinds[f"a Llama with flash attention, {real.word}"], unit="GiB")
@@ -838,13 +815,8 @@ three = {
     f"{eager_step.word}, eager": eager_step.moments["end of forward"]["activations"],
 }
 title = "Neither flash nor eager attention keeps ZeRO's sixty gigabytes"
-bars(
-    three,
-    title,
-    kind="activations",
-    highlight="ZeRO: 12·h·b·s·L",
-    provenance=str(flash_step.provenance),
-)
+source = str(flash_step.provenance)
+bars(three, title, kind="activations", highlight="ZeRO: 12·h·b·s·L", provenance=source)
 
 # %% [markdown]
 # One choice of tensors from the ledger gives exactly ZeRO's 24 bytes. What is missing? Add terms to `mine` and run the
@@ -860,9 +832,8 @@ zero_terms = {
     "inputs of two norms": 4 * unit,
 }
 mine = {"your term": 0 * unit}  # change this
-show_ledger(
-    zero_terms | mine, {"with flash attention": kept_flash}, columns=("estimate", flash_step.word)
-)
+found, columns = {"with flash attention": kept_flash}, ("estimate", flash_step.word)
+show_ledger(zero_terms | mine, found, columns=columns)
 
 # %% [markdown]
 # Did you find them all?
@@ -875,11 +846,7 @@ missing = {
     "flash's logsumexp": 4 * a * token * L,
     "outside the blocks": sum_bytes(stem_saved(xl) + head_saved(xl)),
 }
-show_ledger(
-    zero_terms | missing,
-    {"with flash attention": kept_flash},
-    columns=("estimate", flash_step.word),
-)
+show_ledger(zero_terms | missing, found, columns=columns)
 rest = kept_flash - sum((zero_terms | missing).values())
 print(f"left over: {rest:,} bytes = {L} layers × 2 blocks of 512 bytes for the random state")
 
@@ -927,10 +894,8 @@ def chunked_loss(head, features, targets, chunks=8, ignore=-100):
         return F.cross_entropy(head(piece).float(), wanted, reduction="sum", ignore_index=ignore)
 
     pieces = zip(features.chunk(chunks), targets.chunk(chunks), strict=True)
-    return (
-        sum(checkpoint(part, *piece, use_reentrant=False) for piece in pieces)
-        / (targets != ignore).sum()
-    )
+    total = sum(checkpoint(part, *piece, use_reentrant=False) for piece in pieces)
+    return total / (targets != ignore).sum()
 
 
 device = "cuda" if torch.cuda.is_available() else "cpu"

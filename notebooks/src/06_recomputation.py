@@ -57,10 +57,8 @@ from course_utils.lessons.recomputation.schedules import keep_every, keep_none
 n = 48  # change this
 none = keep_none(n)
 print(f"formula: {n} + {n}·{n + 1}/2 = {n + n * (n + 1) // 2:,} runs; counted: {none.forwards:,}")
-print(
-    f"at most {none.memory} values kept; if b costs two f, "
-    f"{(none.forwards + 2 * n) / (3 * n):.1f} times the work"
-)
+work = (none.forwards + 2 * n) / (3 * n)
+print(f"at most {none.memory} values kept; if b costs two f, {work:.1f} times the work")
 reveal("06.none", none.forwards, unit="runs")
 
 # %% [markdown]
@@ -92,17 +90,13 @@ from course_utils.lessons.recomputation.schedules import best_interval, memory_e
 
 waits_for("06.k")
 ks = [1, 2, 4, 8, 16, 32, 64]
-lines(
-    {
-        "total": (ks, [keep_every(64, k).memory for k in ks]),
-        "checkpoints": (ks, [64 / k for k in ks]),
-        "stretch": (ks, ks),
-    },
-    f"Memory is lowest where both parts are equal, at k = √64 = {best_interval(64)}",
-    "k, nodes per checkpoint",
-    "values kept at most",
-    log_x=True,
-)
+curves = {
+    "total": (ks, [keep_every(64, k).memory for k in ks]),
+    "checkpoints": (ks, [64 / k for k in ks]),
+    "stretch": (ks, ks),
+}
+title = f"Memory is lowest where both parts are equal, at k = √64 = {best_interval(64)}"
+lines(curves, title, "k, nodes per checkpoint", "values kept at most", log_x=True)
 
 # %%
 print(
@@ -162,21 +156,12 @@ class Block(nn.Module):
 # what the block keeps.)
 
 # %%
-from course_utils import (
-    PRESETS,
-    TrainingRun,
-    estimate,
-    format_bytes,
-    gpu,
-    measure,
-    on_gpu,
-    plus_minus,
-)
+from course_utils import PRESETS, TrainingRun, estimate, format_bytes, measure, on_gpu, plus_minus
 
 with on_gpu():
     block = Block(1600, 25).to("cuda", torch.bfloat16)
-    # change this
-    x = torch.randn(32, 1024, 1600, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    shape = (32, 1024, 1600)  # change this
+    x = torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     block(x)  # the first product allocates cuBLAS's workspace, which persists
     before = torch.cuda.memory_allocated()
     y = block(x)
@@ -204,17 +189,14 @@ L, ks = xl.model.layers, [1, 2, 3, 4, 6, 8, 12, 16]
 by_k = {k: estimate(xl.replace(recompute=f"every-{k}")) for k in ks}
 best = min(by_k, key=lambda k: by_k[k].total)
 checkpoint_gb = 2 * 1024 * 32 * 1600 / 1e9
-lines(
-    {
-        "estimated peak": (ks, [by_k[k].total / 1e9 for k in ks]),
-        "(L/k + c·k) checkpoints": (ks, [checkpoint_gb * memory_every(L, k, c) for k in ks]),
-    },
-    f"Loss in one piece: the peak is lowest with {best} blocks per checkpoint, √48 ≈ 7 is too many",
-    "k, blocks per checkpoint",
-    "GB",
-    log_x=True,
-    provenance="estimated from formulas",
-)
+curves = {
+    "estimated peak": (ks, [by_k[k].total / 1e9 for k in ks]),
+    "(L/k + c·k) checkpoints": (ks, [checkpoint_gb * memory_every(L, k, c) for k in ks]),
+}
+blocks = f"{best} blocks per checkpoint"
+title = f"Loss in one piece: the peak is lowest with {blocks}, √48 ≈ 7 is too many"
+source = "estimated from formulas"
+lines(curves, title, "k, blocks per checkpoint", "GB", log_x=True, provenance=source)
 
 # %%
 print(f"the formula is lowest at k = {best_interval(L, c)}, near √(L/c) = {(L / c) ** 0.5:.1f}")
@@ -275,20 +257,16 @@ def show(name, call):
     loss.backward()
     gpt.zero_grad()
     peak = torch.cuda.max_memory_allocated()
-    print(
-        f"{name:22s} {format_bytes(kept, 'GB', 2)} after the loss, "
-        f"{format_bytes(peak, 'GB', 2)} at the peak"
-    )
+    left, most = format_bytes(kept, "GB", 2), format_bytes(peak, "GB", 2)
+    print(f"{name:22s} {left} after the loss, {most} at the peak")
     return peak
 
 
 with on_gpu():
     gpt = GPT(layers=12, h=768, a=12, V=50257).to("cuda", torch.bfloat16)
     N = sum(parameter.numel() for parameter in gpt.parameters())
-    print(
-        f"{N:,} parameters, "
-        f"{N / PRESETS['gpt2'].parameters - 1:.0%} more than GPT-2 with its tied head"
-    )
+    more = N / PRESETS["gpt2"].parameters - 1
+    print(f"{N:,} parameters, {more:.0%} more than GPT-2 with its tied head")
     batch = torch.randint(50257, (8, 1024), device="cuda")
     loss_of(gpt, batch, keep_everything).backward()  # so that cuBLAS has allocated its workspaces
     gpt.zero_grad()
@@ -354,8 +332,8 @@ ATTENTION = [
     aten._scaled_dot_product_cudnn_attention.default,
 ]
 KEPT = [aten.mm.default, aten.addmm.default, aten.bmm.default, *ATTENTION]
-# change this
-selective = partial(again, context_fn=partial(create_selective_checkpoint_contexts, KEPT))
+contexts = partial(create_selective_checkpoint_contexts, KEPT)  # change this
+selective = partial(again, context_fn=contexts)
 with on_gpu():
     show("selective", selective)
 
@@ -390,11 +368,8 @@ from course_utils.figures import stack
 gpt2 = TrainingRun("gpt2", micro_batch=8, seq_len=1024, precision="bf16-master")
 policies = ("none", "selective-attention", "selective", "full", "every-3", "offload")
 steps = {name: measure(gpt2.replace(recompute=name)) for name in policies}
-stack(
-    steps,
-    "Recomputation removes most activations; the states stay",
-    provenance=str(steps["none"].provenance),
-)
+title = "Recomputation removes most activations; the states stay"
+stack(steps, title, provenance=str(steps["none"].provenance))
 
 # %%
 for name, real in steps.items():
@@ -434,9 +409,8 @@ timeline(steps["full"], "Backward has one tooth for each of the 12 blocks", step
 
 # %%
 def eager(q, k, v, rate):
-    mask = torch.full(
-        (q.shape[-2], q.shape[-2]), float("-inf"), dtype=q.dtype, device=q.device
-    ).triu(1)
+    s = q.shape[-2]
+    mask = torch.full((s, s), float("-inf"), dtype=q.dtype, device=q.device).triu(1)
     return F.dropout(((q / q.shape[-1] ** 0.5) @ k.mT + mask).softmax(-1), rate) @ v
 
 
@@ -518,8 +492,8 @@ s, V = 2048, 51_200  # change this
 added = {}
 for name, (L, h, a) in sizes.items():
     step = 72 * L * s * h * h * (1 + s / (6 * h) + V / (12 * h * L))  # eq. 7, one sequence
-    # eq. 8 − eq. 7; two products
-    paper, added[name] = (12 * L * s * s * h / step, 4 * L * s * s * h / step)
+    paper = 12 * L * s * s * h / step  # eq. 8 − eq. 7
+    added[name] = 4 * L * s * s * h / step  # two products
     saves = 5 * a * s / h / (34 + 5 * a * s / h)
     print(
         f"{name:12s} saves {saves:.0%}; eq. 8 adds {paper:.1%}, two products add {added[name]:.2%}"
@@ -546,10 +520,10 @@ from course_utils.lessons.recomputation.policies import added_percent
 
 step = xl.replace(loss_chunks=1)  # change this
 names = ("none", "selective", "full", f"every-{best}", "sqrt")
-points = {
-    name: (added_percent(run := step.replace(recompute=name)), estimate(run).total)
-    for name in names
-}
+points = {}
+for name in names:
+    run = step.replace(recompute=name)
+    points[name] = (added_percent(run), estimate(run).total)
 lowest = min(points, key=lambda name: points[name][1])
 title = f"GPT-2 XL, loss_chunks={step.loss_chunks}: the peak is lowest with recompute={lowest}"
 pareto(points, title, provenance="estimated peaks, FLOPs of matrix products by formula")
@@ -564,6 +538,7 @@ pareto(points, title, provenance="estimated peaks, FLOPs of matrix products by f
 # both directions together).
 
 # %%
+from course_utils import gpu
 from course_utils.estimating.step_time import step_seconds
 
 a100, h100 = gpu("A100-80GB"), gpu("H100-80GB")
@@ -578,11 +553,9 @@ for what, size in {"all activations": moved, "only checkpoints": checkpoints}.it
     print(f"{what}: {format_bytes(size, 'GB', 1)} go to the host and come back in every step")
     for name, (card, rate) in links.items():
         copy, forward = size / rate, step_seconds(xl, card)["model"] / 3
-        speed = (
-            "even at the card's peak"
-            if copy <= forward
-            else f"at {forward / copy:.0%} of the peak or slower"
-        )
+        speed = "even at the card's peak"
+        if copy > forward:
+            speed = f"at {forward / copy:.0%} of the peak or slower"
         print(
             f"  {name:13s} one way {copy:.2f} s, "
             f"forward at the peak {forward:.2f} s: it hides {speed}"
@@ -618,7 +591,8 @@ from course_utils.estimating.exact.activations import (
 waits_for("06.percent")
 full = xl.replace(recompute="full")  # change this
 s, b, h, L = full.seq_len, full.micro_batch, full.model.hidden, full.model.layers
-zero, one_each, real = 12 * 2 * h * b * s * L, 2 * s * b * h * L, measure(full)
+zero, one_each = 12 * 2 * h * b * s * L, 2 * s * b * h * L
+real = measure(full)
 claims = {
     "ZeRO's total, 12·h·b·s·L numbers": zero,
     "divided by √48: ZeRO's “about 8 GB”": zero / L**0.5,
@@ -703,9 +677,8 @@ for words, case in cases.items():
     for name, call in variants.items():
         with FlopCounterMode(display=False) as counter:
             found = gradients(call, *case)
-        off = max(
-            (one - other).norm() / one.norm() for one, other in zip(right, found, strict=True)
-        )
+        pairs = zip(right, found, strict=True)
+        off = max((one - other).norm() / one.norm() for one, other in pairs)
         print(f"  {name:35s} {counter.get_total_flops():,} FLOPs, off by {off:.1%}")
 
 # %% [markdown]
@@ -733,9 +706,14 @@ from time import process_time
 
 L, h, s = 4, 256, 128  # change this
 models = {False: GPT(L, h, 4, 1000, eager), True: GPT(L, h, 4, 1000, core_again)}
-tokens, threads = torch.randint(1000, (4, s)), torch.get_num_threads()
-passes = {"none": (False, keep_everything), "selective": (False, selective),
-          "selective-attention": (True, keep_everything), "full": (False, again)}  # fmt: skip
+tokens = torch.randint(1000, (4, s))
+passes = {
+    "none": (False, keep_everything),
+    "selective": (False, selective),
+    "selective-attention": (True, keep_everything),
+    "full": (False, again),
+}
+threads = torch.get_num_threads()
 torch.set_num_threads(1)
 for name, (core, call) in passes.items():
     times = []
@@ -763,13 +741,12 @@ times
 # How much memory does that time buy? Recorded on that GPU, the front in time:
 
 # %%
-medium, none = TrainingRun("gpt2-medium", micro_batch=8, seq_len=1024), times.milliseconds["none"]
-peaks = {
-    name: measure(medium.replace(recompute=name), source="recorded", device="NVIDIA H200").counters[
-        "allocated"
-    ]
-    for name in times.milliseconds
-}
+medium = TrainingRun("gpt2-medium", micro_batch=8, seq_len=1024)
+none = times.milliseconds["none"]
+peaks = {}
+for name in times.milliseconds:
+    real = measure(medium.replace(recompute=name), source="recorded", device="NVIDIA H200")
+    peaks[name] = real.counters["allocated"]
 for name, peak in peaks.items():
     saved, longer = peaks["none"] - peak, times.milliseconds[name] - none
     print(
@@ -784,9 +761,8 @@ from course_utils.lessons.recomputation.figures import pareto_front
 
 points = {name: (100 * (ms / none - 1), peaks[name]) for name, ms in times.milliseconds.items()}
 title = f"GPT-2 medium, recorded: the front in time is {', '.join(pareto_front(points))}"
-pareto(
-    points, title, cost="time added, in percent of the step's", provenance="recorded on NVIDIA H200"
-)
+cost = "time added, in percent of the step's"
+pareto(points, title, cost=cost, provenance="recorded on NVIDIA H200")
 
 # %% [markdown]
 # **Full** repeats less than a third of the arithmetic: the head, the loss and the update do not run again. Yet it

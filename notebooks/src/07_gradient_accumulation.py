@@ -76,7 +76,8 @@ def gradient(model):
     return torch.cat([weight.grad.flatten() for weight in model.parameters()])
 
 
-model, k = language_model(), 25  # change this
+k = 25  # change this
+model = language_model()
 # k micro-batches of 4 sequences: token ids, and the ids that follow them
 parts = list(batches(k, 4))
 
@@ -91,7 +92,8 @@ for divisor in (k, 1):
         loss = mean_loss(model, tokens, targets) / divisor
         loss.backward()
     added = gradient(model)
-    factor, off = added.norm() / large.norm(), (added / added.norm() - large / large.norm()).norm()
+    factor = added.norm() / large.norm()
+    off = (added / added.norm() - large / large.norm()).norm()
     print(f"divided by {divisor:2d}: {factor:.3f} times as long; directions differ by {off:.5f}")
 reveal("07.factor", round(factor.item(), 3), unit="times")
 
@@ -118,13 +120,11 @@ reveal("07.factor", round(factor.item(), 3), unit="times")
 from torch import nn
 
 with on_gpu():
-    block = nn.TransformerEncoderLayer(
-        768, 12, dim_feedforward=3072, batch_first=True, norm_first=True
-    )
+    options = {"dim_feedforward": 3072, "batch_first": True, "norm_first": True}
+    block = nn.TransformerEncoderLayer(768, 12, **options)
     blocks = nn.TransformerEncoder(block, 6, enable_nested_tensor=False)
-    network = nn.Sequential(nn.Embedding(50257, 768), blocks, nn.Linear(768, 50257, bias=False)).to(
-        "cuda"
-    )
+    words, head = nn.Embedding(50257, 768), nn.Linear(768, 50257, bias=False)
+    network = nn.Sequential(words, blocks, head).to("cuda")
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     N = sum(weight.numel() for weight in network.parameters())
     print(f"{N:,} parameters, {torch.cuda.memory_allocated() / 1e9:.2f} GB allocated")
@@ -221,8 +221,8 @@ reference = moved(large_batches, ten, k)
 for loop in (common_loop, right_loop):
     off = (moved(loop, ten, k) - reference).norm() / reference.norm()
     print(
-        f"{loop.__name__:11} ends {off:6.1%} off (100% is how far the large "
-        "batches move the weights)"
+        f"{loop.__name__:11} ends {off:6.1%} off "
+        "(100% is how far the large batches move the weights)"
     )
 
 # %% [markdown]
@@ -257,8 +257,8 @@ predict("07.weight", unit="times")
 
 # %%
 padded = []
-# change this
-for (tokens, targets), length in zip(ten, torch.linspace(4, 32, 10).int(), strict=True):
+lengths = torch.linspace(4, 32, 10).int()  # change this
+for (tokens, targets), length in zip(ten, lengths, strict=True):
     padding = torch.arange(32) >= length
     padded.append((tokens, targets.masked_fill(padding, -100)))
 counts = [(targets != -100).sum().item() for _, targets in padded]
@@ -323,15 +323,14 @@ def accumulate(k, always):
         return allreduce_hook(None, bucket)
 
     distributed.init_process_group("gloo")
-    model, sent = nn.parallel.DistributedDataParallel(language_model()), []
+    model = nn.parallel.DistributedDataParallel(language_model())
+    sent = []
     model.register_comm_hook(sent, counted)
-    for number, (tokens, targets) in enumerate(
-        list(batches(2 * k, 4))[distributed.get_rank() :: 2], 1
-    ):
+    mine = list(batches(2 * k, 4))[distributed.get_rank() :: 2]
+    for number, (tokens, targets) in enumerate(mine, 1):
         with nullcontext() if always or number == k else model.no_sync():
-            (
-                nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten()) / k
-            ).backward()
+            loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+            (loss / k).backward()
     distributed.destroy_process_group()
     return sum(sent), [weight.grad.flatten().tolist() for weight in model.parameters()]
 
@@ -416,13 +415,14 @@ reveal("07.memory", found[4].peak)
 from course_utils.figures import lines
 
 word = " or ".join(sorted({one.word for one in found.values()}))
+curves = {
+    "estimated": ([100 // b for b in sizes], [peaks[b].total / 1e9 for b in sizes]),
+    word: ([100 // b for b in found], [one.peak / 1e9 for one in found.values()]),
+}
+highest, lowest = (format_bytes(peaks[b].total, "GB", 1) for b in (100, 1))
 lines(
-    {
-        "estimated": ([100 // b for b in sizes], [peaks[b].total / 1e9 for b in sizes]),
-        word: ([100 // b for b in found], [one.peak / 1e9 for one in found.values()]),
-    },
-    f"Cutting the batch of 100 lowers the peak from {format_bytes(peaks[100].total, 'GB', 1)} to "
-    f"{format_bytes(peaks[1].total, 'GB', 1)}",
+    curves,
+    f"Cutting the batch of 100 lowers the peak from {highest} to {lowest}",
     "number of micro-batches",
     "peak, GB",
     log_x=True,
@@ -501,10 +501,8 @@ for (name, ms), k in zip(times.milliseconds.items(), (1, 2, 4, 8), strict=False)
 xl = TrainingRun("gpt2-xl", 32, 1024, precision="bf16-master", recompute="full")
 recipes = (xl, xl.replace(precision="bf16-master-fp32grad"))
 for k in (1, 2, 4, 8, 16, 32):
-    both = [
-        estimate(run.replace(micro_batch=32 // k, accumulation_steps=k)).total / 1e9
-        for run in recipes
-    ]
+    cut = {"micro_batch": 32 // k, "accumulation_steps": k}
+    both = [estimate(run.replace(**cut)).total / 1e9 for run in recipes]
     print(
         f"{k:2d} × {32 // k:2d}: "
         f"{both[0]:5.1f} GB with bf16 gradients, {both[1]:5.1f} GB with fp32 gradients"
@@ -553,15 +551,15 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 10)).to(device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 x, y = torch.randn(88, 64), torch.randint(10, (88,))  # your data: 11 micro-batches of 8
-loader, k = list(zip(x.split(8), y.split(8), strict=True)), 4
+loader = list(zip(x.split(8), y.split(8), strict=True))
+k = 4
 for first in range(0, len(loader), k):
     group = loader[first : first + k]
     optimizer.zero_grad(set_to_none=True)
     for inputs, targets in group:
         with torch.autocast(device, torch.bfloat16):
-            loss = nn.functional.cross_entropy(model(inputs.to(device)), targets.to(device)) / len(
-                group
-            )
+            wanted = targets.to(device)
+            loss = nn.functional.cross_entropy(model(inputs.to(device)), wanted) / len(group)
         loss.backward()
     length = nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)  # once, on the sum
     optimizer.step()

@@ -39,7 +39,8 @@ fit = LineFit()  # 100 points near the line y = 1 + 2x, seed 0
 
 def walk(size, rate, passes=8):
     theta = torch.tensor([-1.5, 0.5], dtype=torch.float64, requires_grad=True)
-    optimizer, path = torch.optim.SGD([theta], lr=rate), [theta.tolist()]
+    optimizer = torch.optim.SGD([theta], lr=rate)
+    path = [theta.tolist()]
     for x, y in list(zip(fit.x.split(size), fit.y.split(size), strict=True)) * passes:
         optimizer.zero_grad()
         loss = (theta[0] + theta[1] * x - y).square().mean() / 2
@@ -58,11 +59,8 @@ paths = {
     "a step on each 4, rate / 25": walk(size=4, rate=0.5 / 25),  # change this
 }
 reveal("07.steps", len(paths["a step on each 4, same rate"]) - 1, unit="steps")
-theta_paths(
-    fit,
-    paths,
-    "Small steps at the same rate wander; at 1/25 of the rate they follow the large batch",
-)
+title = "Small steps at the same rate wander; at 1/25 of the rate they follow the large batch"
+theta_paths(fit, paths, title)
 
 # %% [markdown]
 # At the same rate, many small steps reach the minimum sooner. Then they jump around it, because each sees only 4
@@ -115,9 +113,8 @@ def mean_loss(model, chosen):
 
 def sequence_gradients(model):
     losses = (mean_loss(model, slice(number, number + 1)) for number in range(256))
-    return torch.stack(
-        [flat(torch.autograd.grad(loss, list(model.parameters()))) for loss in losses]
-    )
+    weights = list(model.parameters())
+    return torch.stack([flat(torch.autograd.grad(loss, weights)) for loss in losses])
 
 
 # %%
@@ -286,10 +283,8 @@ ends = torch.tensor([0.0, 69.0, 790.0, 4700.0])  # billion tokens
 steps = ends.diff() * 1000 / torch.tensor([16.0, 32.0, 64.0])
 misread = torch.tensor([0.0, 69.0, 690.0, 4700.0]).diff() * 1000 / torch.tensor([16.0, 32.0, 64.0])
 print("steps at 16, 32 and 64 million tokens:", steps.round().int().tolist())
-print(
-    "with 690 billion instead of 790, as in a lecture: "
-    f"{plus_minus(misread.sum() - steps.sum())} steps"
-)
+gap = plus_minus(misread.sum() - steps.sum())
+print(f"with 690 billion instead of 790, as in a lecture: {gap} steps")
 reveal("07.ramp", round(steps.sum().item() / 1000, 1), unit="thousand steps")
 
 # %% [markdown]
@@ -309,7 +304,8 @@ reveal("07.ramp", round(steps.sum().item() / 1000, 1), unit="thousand steps")
 # %%
 G = 0.01
 for B in (1, 4, 16, 64):  # change this
-    dice, m, v = torch.Generator().manual_seed(0), torch.zeros(20_000), torch.zeros(20_000)
+    dice = torch.Generator().manual_seed(0)
+    m, v = torch.zeros(20_000), torch.zeros(20_000)
     for _ in range(400):
         gradient = G + torch.randn(20_000, generator=dice) / B**0.5
         m.lerp_(gradient, 1 - 0.9)
@@ -382,9 +378,8 @@ def classifier(seed):
     for layer in layers:
         torch.nn.init.normal_(layer.weight, std=1.3 * (2 / layer.in_features) ** 0.5)
         torch.nn.init.zeros_(layer.bias)
-    return torch.nn.Sequential(
-        *[part for layer in layers for part in (layer, torch.nn.ReLU())][:-1]
-    )
+    parts = [part for layer in layers for part in (layer, torch.nn.ReLU())]
+    return torch.nn.Sequential(*parts[:-1])
 
 
 # %%
@@ -392,15 +387,16 @@ from torch.optim.lr_scheduler import ChainedScheduler, MultiStepLR
 
 
 def test_error(batch, rate, warm_from=None, make=torch.optim.SGD, seed=0, **options):
-    """Percent wrong after 10 epochs. The warm-up takes 3; the rate drops to 1/10 after 5 and again
-    after 8.
+    """Percent wrong after 10 epochs.
+
+    The warm-up takes 3; the rate drops to 1/10 after 5 and again after 8.
     """
-    model, steps = classifier(seed), 8192 // batch
+    model = classifier(seed)
+    steps = 8192 // batch
     optimizer = make(model.parameters(), lr=rate, **options)
     warm_up = LinearLR(optimizer, start_factor=(warm_from or rate) / rate, total_iters=3 * steps)
-    schedule = ChainedScheduler(
-        [warm_up, MultiStepLR(optimizer, [5 * steps, 8 * steps], gamma=0.1)]
-    )
+    drops = MultiStepLR(optimizer, [5 * steps, 8 * steps], gamma=0.1)
+    schedule = ChainedScheduler([warm_up, drops])
     for epoch in range(10):
         order = torch.randperm(8192, generator=torch.Generator().manual_seed(epoch))
         for chosen in order.split(batch):
@@ -425,13 +421,12 @@ settings = {
     f"{k}n, {k}·η, no warm-up": (k * n, eta * k),
 }
 errors = {name: test_error(*setting, momentum=0.9) for name, setting in settings.items()}
-bars(
-    errors,
+title = (
     "SGD: with k and a warm-up the large batch keeps up; "
-    "unscaled, with √k or without warm-up it does not",
-    unit="%",
-    provenance=f"test error after 10 epochs; SGD, n = {n}, η = {eta}, seed 0; trained on the CPU",
+    "unscaled, with √k or without warm-up it does not"
 )
+source = f"test error after 10 epochs; SGD, n = {n}, η = {eta}, seed 0; trained on the CPU"
+bars(errors, title, unit="%", provenance=source)
 
 # %% [markdown]
 # The shape is that of Goyal et al.'s table. SGD has [momentum](../docs/glossary.md#momentum) here.
@@ -464,12 +459,9 @@ settings = {
     f"{k}n, {k}·η, warm-up": (k * n, eta * k, eta),
 }
 by_adam = {name: test_error(*setting, make=Adam) for name, setting in settings.items()}
-bars(
-    by_adam,
-    "Adam: with √k and a warm-up the large batch keeps up; with k it fails even with one",
-    unit="%",
-    provenance=f"test error after 10 epochs; Adam, n = {n}, η = {eta}, seed 0; trained on the CPU",
-)
+title = "Adam: with √k and a warm-up the large batch keeps up; with k it fails even with one"
+source = f"test error after 10 epochs; Adam, n = {n}, η = {eta}, seed 0; trained on the CPU"
+bars(by_adam, title, unit="%", provenance=source)
 
 # %% [markdown]
 # √k is not a law either. Change η to 0.006: from a rate below the best one, k with a warm-up works as well. One seed
@@ -489,14 +481,15 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 10)).to(device)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.1, total_iters=20)
-k, b, truth, short, long = 8, 16, torch.randn(20, 10), 0.0, 0.0
+k, b = 8, 16
+truth = torch.randn(20, 10)
+short, long = 0.0, 0.0
 for _ in range(50):
     optimizer.zero_grad()
     for number in range(k):
         x = torch.randn(b, 20)  # your data: a micro-batch of b examples
-        loss = (
-            nn.functional.cross_entropy(model(x.to(device)), (x @ truth).argmax(1).to(device)) / k
-        )
+        wanted = (x @ truth).argmax(1).to(device)
+        loss = nn.functional.cross_entropy(model(x.to(device)), wanted) / k
         loss.backward()
         if number == 0:
             short += k**2 * sum(weight.grad.square().sum().item() for weight in model.parameters())

@@ -75,18 +75,17 @@ def train():
     rank, D = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     inputs, classes = torch.randn(24, 16), torch.randint(4, (24,))
-    model = nn.parallel.DistributedDataParallel(
-        nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
-    )
+    x, y = inputs.tensor_split(D)[rank], classes.tensor_split(D)[rank]
+    network = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
+    model = nn.parallel.DistributedDataParallel(network)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     for step in range(4):
-        loss = nn.functional.cross_entropy(
-            model(inputs.tensor_split(D)[rank]), classes.tensor_split(D)[rank]
-        )
+        loss = nn.functional.cross_entropy(model(x), y)
         loss.backward()  # also averages the gradients of all ranks
         optimizer.step()
         optimizer.zero_grad()
-        dist.all_reduce(mean := loss.detach() / D)  # the sum over all ranks, on every rank
+        mean = loss.detach() / D
+        dist.all_reduce(mean)  # the sum over all ranks, on every rank
         if rank == 0:
             print(f"step {step}: mean loss {mean:.4f}")
     dist.destroy_process_group()
@@ -107,10 +106,9 @@ def torchrun(program, ranks):
     with TemporaryDirectory() as folder:
         script = Path(folder, "script.py")
         script.write_text(f"{inspect.getsource(program)}\n{program.__name__}()\n", encoding="utf-8")
-        command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-        done = subprocess.run(
-            [sys.executable, *command, str(ranks), script], capture_output=True, text=True
-        )
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += ["--nproc-per-node", str(ranks), str(script)]
+        done = subprocess.run(command, capture_output=True, text=True)
     print(f"processes: {ranks}", done.stdout or done.stderr, sep="\n")
 
 
@@ -147,10 +145,8 @@ def gradient(x, y):
 
 # %%
 ranks = 3  # change this
-parts = [
-    gradient(x, y)
-    for x, y in zip(inputs.tensor_split(ranks), classes.tensor_split(ranks), strict=True)
-]
+pairs = zip(inputs.tensor_split(ranks), classes.tensor_split(ranks), strict=True)
+parts = [gradient(x, y) for x, y in pairs]
 whole = gradient(inputs, classes)
 for name, found in {"the mean of all parts": sum(parts) / ranks, "G1 alone": parts[0]}.items():
     off = (found - whole).abs().max() / whole.abs().max()
@@ -173,7 +169,8 @@ def drift(kept_back):
     import torch.distributed as dist
     from torch import nn
 
-    rank, D, path = dist.get_rank(), dist.get_world_size(), []
+    rank, D = dist.get_rank(), dist.get_world_size()
+    path = []
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
     inputs, classes = torch.randn(24, 16), torch.randint(4, (24,))
@@ -214,7 +211,8 @@ def each_training(trainings):
 
 everything = [name for name, _ in network.named_parameters()]
 trainings = {"all": [], "all but 2.bias": ["2.bias"], "none": everything}  # change this
-found, apart, losses = run_ranks(each_training, world_size=3, trainings=trainings), {}, {}
+found = run_ranks(each_training, world_size=3, trainings=trainings)
+apart, losses = {}, {}
 for name in trainings:
     path = torch.tensor([rank[name][0] for rank in found])  # ranks, steps, weights
     apart[name] = (path.amax(0) - path.amin(0)).amax(1)
@@ -224,14 +222,11 @@ for name in trainings:
 from course_utils.figures import lines
 
 waits_for("08.drift")
-lines(
-    {f"shared: {name}": (list(range(1, 31)), values.tolist()) for name, values in apart.items()},
-    "One forgotten bias is enough: the replicas drift apart",
-    "step",
-    "largest difference of a weight",
-    markers=False,
-    provenance="measured: 3 processes on the CPU that ran this cell (gloo)",
-)
+steps = list(range(1, 31))
+curves = {f"shared: {name}": (steps, values.tolist()) for name, values in apart.items()}
+title = "One forgotten bias is enough: the replicas drift apart"
+source = "measured: 3 processes on the CPU that ran this cell (gloo)"
+lines(curves, title, "step", "largest difference of a weight", markers=False, provenance=source)
 
 # %%
 for name, values in apart.items():
@@ -286,8 +281,9 @@ def ring():
     me, D = dist.get_rank(), dist.get_world_size()
     # 1, 10, 100, …: each digit shows one contribution
     tensor = torch.full((120_000,), 10**me, dtype=torch.int32)
-    parts, sent = tensor.tensor_split(D), 0  # views: adding to a part adds to the tensor
+    parts = tensor.tensor_split(D)  # views: adding to a part adds to the tensor
     held = [[part[0].item() for part in parts]]
+    sent = 0
     for step in range(D - 1):
         leaves, comes = parts[(me - step) % D], parts[(me - step - 1) % D]
         sending = dist.isend(leaves, (me + 1) % D)  # returns at once
@@ -380,20 +376,18 @@ def buckets(views, mib):
         return allreduce_hook(group, bucket)
 
     network = nn.Sequential(*(nn.Linear(512, 512) for _ in range(12)))
-    model = nn.parallel.DistributedDataParallel(
-        network, bucket_cap_mb=mib, gradient_as_bucket_view=views
-    )
+    options = {"bucket_cap_mb": mib, "gradient_as_bucket_view": views}
+    model = nn.parallel.DistributedDataParallel(network, **options)
     model.register_comm_hook(None, hook)
     for _ in range(2):  # after the first step, DDP arranges its buckets again
         seen = []
         model(torch.randn(8, 512)).square().mean().backward()
     places = {buffer.untyped_storage().data_ptr() for buffer in seen}
-    outside = [
-        w.grad.nbytes
-        for w in model.parameters()
-        if w.grad.untyped_storage().data_ptr() not in places
-    ]
-    return {"buckets": [buffer.nbytes for buffer in seen], "gradients outside": sum(outside)}
+    outside = 0
+    for weight in model.parameters():
+        if weight.grad.untyped_storage().data_ptr() not in places:
+            outside += weight.grad.nbytes
+    return {"buckets": [buffer.nbytes for buffer in seen], "gradients outside": outside}
 
 
 # %%
@@ -405,12 +399,12 @@ def both_ways(mib):
 
 
 mib = 2  # change this
-for views, found in zip((False, True), run_ranks(both_ways, world_size=2, mib=mib)[0], strict=True):
+results = run_ranks(both_ways, world_size=2, mib=mib)[0]
+for views, found in zip((False, True), results, strict=True):
     total, estimated = sum(found["buckets"]), 12 * 513 * 512 * 4
     gap = plus_minus(estimated - total)
     print(
-        f"views {views!s:5}: {len(found['buckets'])} buckets, {total:,} bytes, "
-        f"the gap {gap} bytes; "
+        f"views {views!s:5}: {len(found['buckets'])} buckets, {total:,} bytes, the gap {gap} bytes; "
         f"gradients outside of buckets {found['gradients outside']:,} bytes"
     )
 kept = estimate(xl.replace(world_size=8))["communication"]
@@ -428,11 +422,10 @@ columns = {
     "DDP, 8 GPUs": xl.replace(world_size=8),
     "DDP, gradients as views": xl.replace(world_size=8, bucket_view=True),
 }
-stack(
-    {name: estimate(run) for name, run in columns.items()},
-    "DDP holds the gradients twice, unless they are views of its buckets",
-    provenance="GPT-2 XL, b = 4, full recomputation, autocast; estimated",
-)
+estimates = {name: estimate(run) for name, run in columns.items()}
+title = "DDP holds the gradients twice, unless they are views of its buckets"
+source = "GPT-2 XL, b = 4, full recomputation, autocast; estimated"
+stack(estimates, title, provenance=source)
 
 # %% [markdown]
 # The [ZeRO](../docs/glossary.md#zero) paper has a buffer of the same size for another reason: one flat fp32 copy of
@@ -473,19 +466,14 @@ reveal("08.overlap", 100 * len(early) / len(step["buckets"]), unit="%")
 # %% tags=["nbval-ignore-output"]
 from course_utils.lessons.data_parallelism.figures import overlap_figure
 
-exposed = {
-    name: 1000 * (trained[0][name]["end"] - trained[0]["none"]["end"]) for name in ("many", "one")
-}
-overlap_figure(
-    {
-        "many buckets": trained[0]["many"],
-        "one bucket": trained[0]["one"],
-        "no exchange": trained[0]["none"],
-    },
-    f"The exchange adds {exposed['many']:.0f} ms to a step with many buckets, "
-    f"{exposed['one']:.0f} ms with one",
-    f"measured: rank 0 of {trained[0]['where']}",
+many, one, none = (trained[0][name] for name in ("many", "one", "none"))
+exposed = [1000 * (step["end"] - none["end"]) for step in (many, one)]
+title = (
+    f"The exchange adds {exposed[0]:.0f} ms to a step with many buckets, "
+    f"{exposed[1]:.0f} ms with one"
 )
+shown = {"many buckets": many, "one bucket": one, "no exchange": none}
+overlap_figure(shown, title, f"measured: rank 0 of {trained[0]['where']}")
 
 # %% [markdown]
 # What counts is the *exposed* time: a step's length, minus that of a step without exchange. The last bucket is ready
@@ -521,14 +509,14 @@ def accumulate(k, waits):
         return allreduce_hook(group, bucket)
 
     torch.manual_seed(0)
-    model = nn.parallel.DistributedDataParallel(
-        nn.Sequential(*(nn.Linear(512, 512) for _ in range(12)))
-    )
+    network = nn.Sequential(*(nn.Linear(512, 512) for _ in range(12)))
+    model = nn.parallel.DistributedDataParallel(network)
     model.register_comm_hook(None, hook)
-    micro_batches, sent = torch.randn(2, 8, 512)[dist.get_rank()].chunk(k), []
+    micro_batches = torch.randn(2, 8, 512)[dist.get_rank()].chunk(k)
+    sent = []
     for index, x in enumerate(micro_batches):
-        with model.no_sync() if waits and index < len(micro_batches) - 1 else nullcontext():
-            # forward must be inside, too
+        waiting = waits and index < len(micro_batches) - 1
+        with model.no_sync() if waiting else nullcontext():  # forward must be inside, too
             ((model(x) - x).square().mean() / len(micro_batches)).backward()
     return sum(sent), nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
 
@@ -600,16 +588,17 @@ predict("08.replicate", unit="MB")
 # %%
 import copy
 
-D, copied = 4, 0  # change this
+D = 4  # change this
+copied = 0
 network = nn.Sequential(*(nn.Linear(512, 512) for _ in range(12)))
 weights = sum(weight.nbytes for weight in network.parameters())
 for _ in range(10):
     inputs = torch.randn(64, 512).tensor_split(D)  # scatter
-    # replicate: to each other GPU
-    replicas = [network, *(copy.deepcopy(network) for _ in range(D - 1))]
+    copies = [copy.deepcopy(network) for _ in range(D - 1)]  # replicate: to each other GPU
+    replicas = [network, *copies]
     outputs = [replica(x) for replica, x in zip(replicas, inputs, strict=True)]  # parallel apply
     torch.cat(outputs).mean().backward()  # gather
-    copied += sum(weight.nbytes for replica in replicas[1:] for weight in replica.parameters())
+    copied += sum(weight.nbytes for replica in copies for weight in replica.parameters())
 print(f"copied to other devices: 10 · {D - 1} · {weights:,} = {copied:,} bytes")
 reveal("08.replicate", copied, unit="MB")
 
@@ -635,12 +624,9 @@ milliseconds = {
     "1 process": 1000 * in_processes(1),
     "2 processes": 1000 * in_processes(2),
 }
-bars(
-    milliseconds,
-    "Two threads take turns; two processes run at the same time, if cores are free",
-    unit="ms",
-    provenance="measured: each runs the same loop, best of 5, on the CPU that ran this cell",
-)
+title = "Two threads take turns; two processes run at the same time, if cores are free"
+source = "measured: each runs the same loop, best of 5, on the CPU that ran this cell"
+bars(milliseconds, title, unit="ms", provenance=source)
 
 # %% [markdown]
 # More cores help the processes, never the threads. (Are your two processes no faster? Then your cores were busy: run
@@ -663,7 +649,8 @@ def ping(most):
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
-    me, times = dist.get_rank(), {4 * 4**power: [] for power in range(most)}
+    me = dist.get_rank()
+    times = {4 * 4**power: [] for power in range(most)}
     for size in times:
         message = torch.zeros(size, dtype=torch.uint8)
         for _ in range(18):
@@ -696,16 +683,14 @@ from course_utils.lessons.data_parallelism.figures import band_figure
 from course_utils.lessons.data_parallelism.links import fit_link
 
 link = fit_link(timed)
-band_figure(
-    {"α + β·n": {size: tuple(1e6 * s for s in link.message(size)) for size, _ in timed}},
-    {size: 1e6 * median(times) for size, times in timed},
+band = {"α + β·n": {size: tuple(1e6 * s for s in link.message(size)) for size, _ in timed}}
+dots = {size: 1e6 * median(times) for size, times in timed}
+title = (
     f"A message costs {1e6 * link.alpha:.0f} µs to start, "
-    f"then it moves {1 / link.beta / 1e9:.1f} GB per second",
-    "bytes of the message",
-    "µs",
-    log_y=True,
-    provenance="dots: medians measured between 2 processes (gloo)",
+    f"then it moves {1 / link.beta / 1e9:.1f} GB per second"
 )
+source = "dots: medians measured between 2 processes (gloo)"
+band_figure(band, dots, title, "bytes of the message", "µs", log_y=True, provenance=source)
 
 # %% [markdown]
 # A ring needs 2(D−1) messages of S/D bytes, one after the other:
@@ -718,10 +703,8 @@ band_figure(
 # %% tags=["nbval-ignore-output"]
 step, size = trained[0]["none"], trained[0]["gradients"]
 compute, behind = step["end"], step["end"] - step["forward"]
-print(
-    f"a rank computes {1000 * compute:.0f} ms per step and has S = "
-    f"{format_bytes(size, 'MB', 1)} of gradients"
-)
+S = format_bytes(size, "MB", 1)
+print(f"a rank computes {1000 * compute:.0f} ms per step and has S = {S} of gradients")
 print(f"α = {1e6 * link.alpha:.0f} µs per message, β·S = {1000 * link.beta * size:.1f} ms")
 
 # %% [markdown]
@@ -734,14 +717,15 @@ predict("08.efficiency", unit="%")
 # %% tags=["nbval-ignore-output", "hide-input"]
 waits_for("08.efficiency")
 ranks = [2**power for power in range(1, 11)]
-percent = {
-    name: [100 * link.efficiency(size, D, compute, hidden)[1] for D in ranks]
-    for name, hidden in {"nothing hidden": 0.0, "hidden in backward": behind}.items()
-}
+percent = {}
+for name, hidden in {"nothing hidden": 0.0, "hidden in backward": behind}.items():
+    percent[name] = [100 * link.efficiency(size, D, compute, hidden)[1] for D in ranks]
 real = 100 * compute / trained[0]["one"]["end"]
 plain = dict(zip(ranks, percent["nothing hidden"], strict=True))
+curves = {name: (ranks, values) for name, values in percent.items()}
+curves["measured"] = ([2], [real])
 lines(
-    {name: (ranks, values) for name, values in percent.items()} | {"measured": ([2], [real])},
+    curves,
     f"If only messages cost time, nothing hidden: {plain[64]:.0f} % on 64 ranks, "
     f"{plain[1024]:.0f} % on 1,024",
     "ranks D",
@@ -775,16 +759,13 @@ gigabits = {
     "Ethernet, 100 Gbit/s": 100,
     "InfiniBand NDR, 400 Gbit/s": 400,
 }
-seconds = {
-    name: all_reduce_bytes(gradient_size, 64) * 8 / (1e9 * speed)
-    for name, speed in gigabits.items()
-}
-bars(
-    seconds,
-    f"GPT-2 XL on 64 ranks: {format_bytes(gradient_size, 'GB', 1)} of gradients need a fast network",
-    unit="s",
-    provenance="closed form: 2(D−1)/D · bytes over the link's data-sheet rate, in each step",
-)
+seconds = {}
+for name, speed in gigabits.items():
+    seconds[name] = all_reduce_bytes(gradient_size, 64) * 8 / (1e9 * speed)
+size = format_bytes(gradient_size, "GB", 1)
+title = f"GPT-2 XL on 64 ranks: {size} of gradients need a fast network"
+source = "closed form: 2(D−1)/D · bytes over the link's data-sheet rate, in each step"
+bars(seconds, title, unit="s", provenance=source)
 
 # %% [markdown]
 # 16-bit gradients halve the time, `no_sync` divides it by k, and overlap hides it if backward is long enough.
@@ -829,12 +810,12 @@ from torch import distributed as dist, nn
 cuda = torch.cuda.is_available()
 alone = {} if "RANK" in os.environ else {"rank": 0, "world_size": 1, "store": dist.HashStore()}
 dist.init_process_group("nccl" if cuda else "gloo", **alone)
-device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if cuda else torch.device("cpu")
+device = torch.device("cpu")
 if cuda:
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
     torch.cuda.set_device(device)
-model = nn.parallel.DistributedDataParallel(
-    nn.Linear(64, 4).to(device), gradient_as_bucket_view=True
-)
+model = nn.Linear(64, 4).to(device)
+model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 # this rank's part of your batch: let a DistributedSampler choose it
 x = torch.randn(8, 64, device=device)

@@ -137,22 +137,16 @@ for stage in (3, 2):
     with on_gpu(ranks=D):
         dist.init_process_group("nccl")
         kept[stage] = two_steps(reshard=stage == 3)
-estimated = {
-    "built": 4 * psi // D,
-    "after backward": 16 * psi // D,
-    "after the step": 12 * psi // D,
-}
-for moment, size in estimated.items():
+for moment, each in {"built": 4, "after backward": 16, "after the step": 12}.items():
+    size = each * psi // D
     at_3, at_2 = (kept[stage][moment] for stage in (3, 2))
     gap = plus_minus(size - at_3)
     print(
         f"{moment:14s} stage 3: "
         f"estimated {size:,}, simulated {at_3:,}, the gap {gap}; stage 2: {at_2:,}"
     )
-print(
-    "peak of forward and backward, stages 3 and 2:",
-    *(f"{kept[stage]['peak']:,}" for stage in (3, 2)),
-)
+at_3, at_2 = (kept[stage]["peak"] for stage in (3, 2))
+print(f"peak of forward and backward, stages 3 and 2: {at_3:,} {at_2:,}")
 reveal("09.real", kept[2]["after backward"], unit="MB")
 
 # %% [markdown]
@@ -300,14 +294,16 @@ def zero_1():
 
 
 # %%
-numbers, per_number = 2 * 250 * 1001 + 1001 + 250, {}
-for name, ranks, function, choices in (
+numbers = 2 * 250 * 1001 + 1001 + 250
+per_number = {}
+trainings = (
     ("one process", 1, sharded, {"dtype": "float32", "reshard": True}),
     ("stage 3", 2, sharded, {"dtype": "float32", "reshard": True}),
     ("stage 2", 2, sharded, {"dtype": "float32", "reshard": False}),
     ("stage 3, bf16", 2, sharded, {"dtype": "bfloat16", "reshard": True}),  # change this
     ("stage 1", 2, zero_1, {}),
-):
+)
+for name, ranks, function, choices in trainings:
     found = run_ranks(function, world_size=ranks, **choices)
     before, after = torch.tensor([losses for losses, _ in found]).mean(0)
     per_number[name] = {kind: round(size / numbers, 1) for kind, size in found[0][1].items()}
@@ -343,16 +339,8 @@ reveal("09.price", sum(per_number["stage 3"].values()) / ddp, unit="times")
 from course_utils import TrainingRun, estimate, format_bytes, measure
 from course_utils.lessons.sharding.zero import formula
 
-llama = TrainingRun(
-    "llama3-8b",
-    1,
-    4096,
-    "bf16-master",
-    recompute="full",
-    world_size=64,
-    zero_stage=3,
-    loss_chunks=8,
-)
+options = {"recompute": "full", "loss_chunks": 8, "world_size": 64, "zero_stage": 3}
+llama = TrainingRun("llama3-8b", 1, 4096, "bf16-master", **options)
 print(f"16Ψ/D = {format_bytes(sum(formula(llama).values()), 'GB', 2)}")
 predict("09.peak", unit="GB")
 
@@ -363,28 +351,22 @@ predict("09.peak", unit="GB")
 waits_for("09.peak")
 rank = measure(llama)
 rows = {"ZeRO's formula": formula(llama), f"peak, {rank.word}": rank.breakdown}
-stack(
-    rows,
-    "Gathered weights raise the peak to "
-    f"{rank.peak / sum(formula(llama).values()):.1f} times ZeRO's formula",
-    provenance=str(rank.provenance),
-)
+ratio = rank.peak / sum(formula(llama).values())
+title = f"Gathered weights raise the peak to {ratio:.1f} times ZeRO's formula"
+stack(rows, title, provenance=str(rank.provenance))
 
 # %%
 from course_utils.lessons.sharding.zero import gathered_terms
 
 reveal("09.peak", rank.peak)
-print(
-    f"estimated − {rank.word}: "
-    f"{plus_minus(estimate(llama).total - rank.peak)} bytes (both are the course's own)"
-)
-print(
-    f"the gap, ZeRO's formula − {rank.word}: "
-    f"{plus_minus(sum(formula(llama).values()) - rank.peak)} bytes, of it"
-)
+off = plus_minus(estimate(llama).total - rank.peak)
+print(f"estimated − {rank.word}: {off} bytes (both are the course's own)")
+gap = plus_minus(sum(formula(llama).values()) - rank.peak)
+print(f"the gap, ZeRO's formula − {rank.word}: {gap} bytes, of it")
 for name, size in gathered_terms(llama).items():
     print(f"    {name:34s} {format_bytes(size, 'GB', 2):>8s}")
-together, communication = sum(gathered_terms(llama).values()), rank.breakdown["communication"]
+together = sum(gathered_terms(llama).values())
+communication = rank.breakdown["communication"]
 print(f"    together {together:,} bytes; {rank.word} communication {communication:,} bytes")
 
 # %% [markdown]
@@ -395,9 +377,8 @@ print(f"    together {together:,} bytes; {rank.word} communication {communicatio
 # %%
 for D in (8, 32, 128, 512):  # change this
     run = llama.replace(world_size=D)
-    states, peak = (
-        format_bytes(size, "GB", 1) for size in (sum(formula(run).values()), estimate(run).total)
-    )
+    states = format_bytes(sum(formula(run).values()), "GB", 1)
+    peak = format_bytes(estimate(run).total, "GB", 1)
     print(f"{D:3d} ranks: 16Ψ/D = {states:>7s}, estimated peak {peak:>7s}")
 
 # %% [markdown]
@@ -413,7 +394,8 @@ for D in (8, 32, 128, 512):  # change this
 def peak_with_words(apart, words=32_000):  # change this
     blocks = [nn.Sequential(nn.Linear(h, 4 * h), nn.GELU(), nn.Linear(4 * h, h)) for _ in range(6)]
     model = nn.Sequential(nn.Embedding(words, h), *blocks, nn.Linear(h, words)).to("cuda")
-    for unit in model if apart else blocks:
+    units = model if apart else blocks
+    for unit in units:
         fully_shard(unit, mp_policy=bf16)
     fully_shard(model, mp_policy=bf16)  # what is left
     torch.cuda.reset_peak_memory_stats()
@@ -424,10 +406,8 @@ def peak_with_words(apart, words=32_000):  # change this
 for apart in (False, True):
     with on_gpu(ranks=64):
         peak = peak_with_words(apart)
-    print(
-        f"embedding and head {'as two units' if apart else 'in the outermost unit'}: "
-        f"peak {peak / 1e6:.0f} MB"
-    )
+    where = "as two units" if apart else "in the outermost unit"
+    print(f"embedding and head {where}: peak {peak / 1e6:.0f} MB")
 
 # %% [markdown]
 # ## Four knobs and their bytes
@@ -503,12 +483,8 @@ from course_utils.figures import timeline
 from course_utils.lessons.sharding.zero import gpt_of_six_blocks
 
 comb = measure(gpt_of_six_blocks(ranks=64))
-timeline(
-    comb,
-    "Each of the 6 blocks is gathered and freed twice, in forward and in backward",
-    unit="MB",
-    steps=[2],
-)
+title = "Each of the 6 blocks is gathered and freed twice, in forward and in backward"
+timeline(comb, title, unit="MB", steps=[2])
 
 # %% [markdown]
 # ## Try it
@@ -524,11 +500,9 @@ shard_sliders("llama3-8b", ranks=8, stage=2, gpu="A100-40GB", seq_len=4096, loss
 from course_utils import gpu
 
 card = gpu("A100-40GB")  # change this
+ranks = (2, 4, 8, 16, 32, 64, 128, 1024)
 for stage in (1, 2, 3):
-    peaks = {
-        D: estimate(llama.replace(world_size=D, zero_stage=stage)).total
-        for D in (2, 4, 8, 16, 32, 64, 128, 1024)
-    }
+    peaks = {D: estimate(llama.replace(world_size=D, zero_stage=stage)).total for D in ranks}
     enough = [D for D, peak in peaks.items() if peak <= card.room]
     said = f"fits from {enough[0]} ranks on" if enough else "does not fit, even on 1,024 ranks"
     print(
@@ -548,7 +522,8 @@ from course_utils.estimating.sharding import rank_0_states
 
 stage_1 = llama.replace(zero_stage=1)
 views = stage_1.replace(bucket_view=True)
-uneven, even = rank_0_states(views)["optimizer_states"], formula(views)["optimizer_states"]
+uneven = rank_0_states(views)["optimizer_states"]
+even = formula(views)["optimizer_states"]
 print(f"PyTorch's defaults {format_bytes(estimate(stage_1).total, 'GB', 1)}")
 print(f"gradients as views of the buckets {format_bytes(estimate(views).total, 'GB', 1)}")
 print(
@@ -586,12 +561,9 @@ ways = {
     "stage 3 over 100 Gbit/s": tokens_to_hide(3 * 2, rates.tensor, 100e9 / 8),
 }
 reveal("09.tokens", ways["stage 3 over NVLink"], unit="tokens")
-bars(
-    ways,
-    "On a slower link, each rank needs more tokens to hide the sending",
-    unit="tokens",
-    provenance="closed form at data-sheet rates; real GPUs and real links are slower",
-)
+title = "On a slower link, each rank needs more tokens to hide the sending"
+source = "closed form at data-sheet rates; real GPUs and real links are slower"
+bars(ways, title, unit="tokens", provenance=source)
 
 # %% [markdown]
 # Computing and sending take equally long at
@@ -629,27 +601,21 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
 alone = {} if "RANK" in os.environ else {"rank": 0, "world_size": 1, "store": dist.HashStore()}
 dist.init_process_group("gloo" if device == "cpu" else "nccl", **alone)
-# your model: shapes without bytes
-model = nn.Sequential(*(nn.Linear(64, 64, device="meta") for _ in range(4)))
+layers = [nn.Linear(64, 64, device="meta") for _ in range(4)]  # shapes without bytes
+model = nn.Sequential(*layers)  # or your model
+policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 for module in (*model, model):  # each layer is a unit, and so is what remains
-    fully_shard(
-        module,
-        mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
-    )
+    fully_shard(module, mp_policy=policy)
 model.to_empty(device=device)  # allocates the shards alone
 torch.manual_seed(dist.get_rank())  # each rank draws the numbers of its own rows
 for weight in model.parameters():
     nn.init.normal_(weight.to_local(), std=0.02)  # or load a checkpoint here
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)  # after sharding: it steps the shards
-model(
-    torch.randn(8, 64, device=device)
-).float().square().mean().backward()  # this rank's part of your batch
+x = torch.randn(8, 64, device=device)  # this rank's part of your batch
+model(x).float().square().mean().backward()
 optimizer.step()
-print(
-    sum(weight.to_local().nbytes for weight in model.parameters()),
-    "bytes of weights on rank",
-    dist.get_rank(),
-)
+own = sum(weight.to_local().nbytes for weight in model.parameters())
+print(own, "bytes of weights on rank", dist.get_rank())
 dist.destroy_process_group()
 
 # %% [markdown]

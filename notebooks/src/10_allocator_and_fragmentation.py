@@ -58,10 +58,8 @@ from course_utils.models import parameter_shapes
 
 name = "gpt2"  # change this
 with on_gpu():
-    weights = [
-        nn.Parameter(torch.empty(shape, device="cuda"))
-        for shape in parameter_shapes(PRESETS[name]).values()
-    ]
+    shapes = parameter_shapes(PRESETS[name]).values()
+    weights = [nn.Parameter(torch.empty(shape, device="cuda")) for shape in shapes]
     gradients = [torch.zeros_like(weight) for weight in weights]
     for weight, gradient in zip(weights, gradients, strict=True):
         weight.grad = gradient
@@ -103,10 +101,8 @@ print(f"the norm of the norms:     {lean:,} bytes\nclip_grad_norm_:           {t
 # %%
 torch.manual_seed(0)
 some = [torch.randn(size) for size in (1_000, 250, 4_000)]
-print(
-    f"flat: {torch.cat(some).norm():.3f}, norm of norms: "
-    f"{torch.stack([g.norm() for g in some]).norm():.3f}"
-)
+of_norms = torch.stack([g.norm() for g in some]).norm()
+print(f"flat: {torch.cat(some).norm():.3f}, norm of norms: {of_norms:.3f}")
 
 # %% [markdown]
 # ## Who makes such a buffer today?
@@ -116,18 +112,14 @@ print(
 # %%
 with on_gpu():
     largest = max(weight.numel() for weight in weights)
-    for way, formula in (
-        ({"foreach": False}, 8 * largest),
-        ({"foreach": True}, 4 * n),
-        ({"fused": True}, 0),
-    ):
+    ways = (({"foreach": False}, 8 * largest), ({"foreach": True}, 4 * n), ({"fused": True}, 0))
+    for way, formula in ways:
         optimizer = torch.optim.AdamW(weights, lr=1e-4, amsgrad=False, **way)  # change this
         optimizer.step()  # the first step makes the states, 8·N bytes
         found = extra(optimizer.step)
         print(
             f"{way!s:18s} {found:11,} bytes, {found / n:.2f} per parameter; "
-            f"estimated {formula:11,}, "
-            f"the gap {plus_minus(formula - found)}"
+            f"estimated {formula:11,}, the gap {plus_minus(formula - found)}"
         )
         del optimizer
 
@@ -153,10 +145,8 @@ with on_gpu():
         optimizer.zero_grad()
 
     master_step()  # the first step makes the states
-    print(
-        "fp32 copies of all gradients, then foreach: "
-        f"{extra(master_step) / n:.1f} bytes per parameter"
-    )
+    each = extra(master_step) / n
+    print(f"fp32 copies of all gradients, then foreach: {each:.1f} bytes per parameter")
     optimizer = halves = None
 
 # %% [markdown]
@@ -250,12 +240,8 @@ try:
         tensors = [tensor for tensor, life in zip(tensors, lives, strict=True) if life == "L"]
         for segment in torch.cuda.memory._snapshot()["segments"]:
             marks = {"active_allocated": "████", "inactive": "····"}
-            print(
-                "".join(
-                    marks[block["state"]] * (block["size"] // (4 * MiB))
-                    for block in segment["blocks"]
-                )
-            )
+            blocks = segment["blocks"]
+            print("".join(marks[one["state"]] * (one["size"] // (4 * MiB)) for one in blocks))
         late = torch.empty(8 * MiB, dtype=torch.uint8, device="cuda")
         print("8 MiB more: there is room")
 except torch.OutOfMemoryError as error:
@@ -317,18 +303,15 @@ with on_gpu():
     tokens = torch.randint(50257, (run.micro_batch, run.seq_len), device="cuda")
 
 # %%
+counters = ("requested_bytes", "allocated_bytes", "reserved_bytes", "inactive_split_bytes")
 with on_gpu():
     for number in (1, 2):
         torch.cuda.reset_peak_memory_stats()
         train_step(model, optimizer, tokens)
-        peak, stats = torch.cuda.max_memory_allocated(), torch.cuda.memory_stats()
+        peak = torch.cuda.max_memory_allocated()
+        stats = torch.cuda.memory_stats()
         print(f"step {number}: peak {format_bytes(peak, 'GB', 3)}, after the step:")
-        for counter in (
-            "requested_bytes",
-            "allocated_bytes",
-            "reserved_bytes",
-            "inactive_split_bytes",
-        ):
+        for counter in counters:
             print(f"    {counter:21s} {format_bytes(stats[f'{counter}.all.current'], 'GB', 3)}")
     free, total = torch.cuda.mem_get_info()
     print(f"the driver has handed out {format_bytes(total - free, 'GB', 3)}")
@@ -372,19 +355,11 @@ run = TrainingRun("gpt2", micro_batch=8, seq_len=512, precision="amp-bf16")
 measured = measure(run)
 replayed = replay(measured)
 print(f"reserved after step 2, {measured.word}: {format_bytes(replayed.reserved[-1], 'GB', 3)}")
-print(
-    "replayed − your loop: "
-    f"{plus_minus(replayed.reserved[-1] - stats['reserved_bytes.all.current'])} bytes"
-)
+gap = plus_minus(replayed.reserved[-1] - stats["reserved_bytes.all.current"])
+print(f"replayed − your loop: {gap} bytes")
 title = "Allocated memory falls after each step, reserved memory never does"
-lines(
-    curves(replayed),
-    title,
-    "allocations and frees so far",
-    "GB",
-    markers=False,
-    provenance=replayed.provenance,
-)
+both, source = curves(replayed), replayed.provenance
+lines(both, title, "allocations and frees so far", "GB", markers=False, provenance=source)
 
 # %% [markdown]
 # Your loop has one segment of 20 MiB more, for cuBLAS's workspaces. A replay has it if the run names its card:
@@ -432,15 +407,13 @@ for moment, snapshot in snapshots.items():
         free = max(block["size"] for block in segment["blocks"] if block["state"] == "inactive")
         tensors = [block for block in segment["blocks"] if block["state"] == "active_allocated"]
         kept = max(tensors, key=lambda block: block["size"])
-        own = [
-            one["name"]
-            for one in kept["frames"]
-            if one["line"] and "site-packages" not in one["filename"]
-        ]
+        frames = [frame for frame in kept["frames"] if frame["line"]]
+        own = [frame["name"] for frame in frames if "site-packages" not in frame["filename"]]
+        maker = own[0][:28] if own else "torch"
+        whole, part = segment["total_size"] / MiB, kept["size"] / MiB
         print(
-            f"{moment}: "
-            f"a segment of {segment['total_size'] / MiB:.0f} MiB has a hole of {free / MiB:.0f}, "
-            f"next to {kept['size'] / MiB:.0f} MiB from {own[0][:28] if own else 'torch'}"
+            f"{moment}: a segment of {whole:.0f} MiB has a hole of {free / MiB:.0f}, "
+            f"next to {part:.0f} MiB from {maker}"
         )
 
 # %% [markdown]
@@ -509,15 +482,17 @@ predict("10.expandable", unit="GB")
 
 # %%
 chunked = measure(run.replace(loss_chunks=2))  # change this
-for title, source, setting in (
+settings = (
     ("unchanged", measured, {}),
     ("expandable segments", measured, {"expandable_segments": True}),
     ("loss in chunks", chunked, {}),
     ("both", chunked, {"expandable_segments": True}),
     ("max_split_size_mb:512", measured, {"max_split_size_mb": 512}),
     ("roundup_power2_divisions:8", measured, {"roundup_power2_divisions": 8}),
-):
-    free, least = replay(source, **setting), replay(source, "6 GiB", **setting)
+)
+for title, source, setting in settings:
+    free = replay(source, **setting)
+    least = replay(source, "6 GiB", **setting)
     ends = "fits" if least.failure is None else f"fails with {least.failure.free_share:.0%} free"
     print(f"{title:26s} reserves {format_bytes(free.peak_reserved, 'GB', 2)}; on 6 GiB it {ends}")
 reveal("10.expandable", replay(measured, expandable_segments=True).peak_reserved)
@@ -585,12 +560,11 @@ print(f"the longest batch needs {format_bytes(needed, 'MB', 0)}")
 predict("10.lengths", unit="MB")
 
 # %%
+padded = [-(-length // 128) * 128 for length in rising]
+orders = {"short to long": rising, "padded to multiples of 128": padded}
+orders["long to short"] = rising[::-1]
 with on_gpu():
-    for title, lengths in (
-        ("short to long", rising),
-        ("padded to multiples of 128", [-(-length // 128) * 128 for length in rising]),
-        ("long to short", rising[::-1]),
-    ):
+    for title, lengths in orders.items():
         print(f"{title:26s} {format_bytes(reserved_for(lengths)[0], 'MB', 0)} reserved")
     torch.cuda.empty_cache()
     pinned = torch.cuda.memory_reserved()  # segments that hold cuBLAS's workspaces
@@ -637,8 +611,7 @@ predict("10.leak", unit="MB")
 # %%
 waits_for("10.leak")
 with on_gpu():
-    # before the first tensor
-    torch.cuda.memory._record_memory_history(max_entries=1_000_000, stacks="python")
+    torch.cuda.memory._record_memory_history(max_entries=1_000_000, stacks="python")  # comes first
     model = nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 512)).to("cuda")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     batch = torch.randn(1024, 512, device="cuda")
@@ -671,11 +644,8 @@ print(f"{len(trace)} entries; {len(alive)} blocks are alive")
 # %%
 made = {}
 for entry in alive.values():
-    own = [
-        frame
-        for frame in entry["frames"]
-        if frame["line"] and "site-packages" not in frame["filename"]
-    ]
+    frames = [frame for frame in entry["frames"] if frame["line"]]
+    own = [frame for frame in frames if "site-packages" not in frame["filename"]]
     line = f"line {own[0]['line']}: {own[0]['name']}" if own else "not by your code"
     made.setdefault(line, []).append(entry["size"])
 for line, sizes in sorted(made.items(), key=lambda item: -sum(item[1])):

@@ -31,14 +31,13 @@ two = ("cuda:0", "cuda:1") if torch.cuda.device_count() > 1 else ("cpu", "cpu")
 torch.manual_seed(11)
 layers = [nn.Linear(256, 256) for _ in range(8)]
 cut = 4  # change this
-first, last = nn.Sequential(*layers[:cut]).to(two[0]), nn.Sequential(*layers[cut:]).to(two[1])
+first = nn.Sequential(*layers[:cut]).to(two[0])
+last = nn.Sequential(*layers[cut:]).to(two[1])
 between = first(torch.randn(32, 256).to(two[0]))
 last(between.to(two[1])).square().mean().backward()  # and back again, by autograd
 for name, half in (("first", first), ("last", last)):
-    print(
-        f"{name}: {sum(weight.nbytes for weight in half.parameters()):,} bytes of weights, "
-        "and as many of gradients"
-    )
+    size = sum(weight.nbytes for weight in half.parameters())
+    print(f"{name}: {size:,} bytes of weights, and as many of gradients")
 print(f"across the cut: {between.nbytes:,} bytes, and a gradient of the same size on the way back")
 
 # %% [markdown]
@@ -120,12 +119,8 @@ reveal("11.micro", enough, unit="micro-batches")
 
 # %%
 slow = simulate("GPipe", stages=4, micro_batches=8, slow={1: 1.5})
-pipeline_figure(
-    slow,
-    f"One stage takes 1.5 times as long: stages wait {slow.idle:.0%} of the time".replace(
-        "%", " %"
-    ),
-)
+title = f"One stage takes 1.5 times as long: stages wait {slow.idle:.0%} of the time"
+pipeline_figure(slow, title.replace("%", " %"))
 
 # %% [markdown]
 # So cut by time, not by number of layers: the last stage also has the head. PipeDream (below) times each layer, and
@@ -169,17 +164,13 @@ from course_utils.figures import stack
 from course_utils.lessons.pipelines.memory import stage_memory
 
 run = TrainingRun("gpt2-xl", micro_batch=4, seq_len=1024, precision="bf16-master")
-rows = {
-    f"{name}, stage {stage}": stage_memory(run, name, 4, 8, stage)
-    for name in ("GPipe", "1F1B")
-    for stage in range(4)
-}
+rows = {}
+for name in ("GPipe", "1F1B"):
+    for stage in range(4):
+        rows[f"{name}, stage {stage}"] = stage_memory(run, name, 4, 8, stage)
 rows["one device"] = stage_memory(run, "1F1B", 1, 8, 0)
-stack(
-    rows,
-    "1F1B keeps half of GPipe's activations on the first stage, an eighth on the last",
-    provenance="estimated: states and kept activations",
-)
+title = "1F1B keeps half of GPipe's activations on the first stage, an eighth on the last"
+stack(rows, title, provenance="estimated: states and kept activations")
 
 # %% [markdown]
 # One device that cuts its batch in the same way needs 36.1 GB. Under 1F1B, the fullest of four needs half of that, not
@@ -192,15 +183,12 @@ stack(
 # [recompute](../docs/glossary.md#activation-recomputation) the rest in backward (section 2.3).
 
 # %%
-for name, recompute in (
-    ("GPipe", "none"),
-    ("GPipe", "every-12"),
-    ("1F1B", "none"),
-    ("1F1B", "every-12"),
-):
-    kept = stage_memory(run.replace(recompute=recompute), name, 4, 8, 0)["activations"]
-    how = "recomputes its 12 blocks" if recompute != "none" else "keeps everything"
-    print(f"{name:5s} the first stage {how:24s} {format_bytes(kept, 'GB', 1):>7s} of activations")
+ways = {"none": "keeps everything", "every-12": "recomputes its 12 blocks"}
+for name in ("GPipe", "1F1B"):
+    for recompute, how in ways.items():
+        kept = stage_memory(run.replace(recompute=recompute), name, 4, 8, 0)["activations"]
+        size = format_bytes(kept, "GB", 1)
+        print(f"{name:5s} the first stage {how:24s} {size:>7s} of activations")
 
 # %% [markdown]
 # With recomputation, the schedules hardly differ in memory: what is left is mostly one micro-batch of one stage. 1F1B
@@ -265,26 +253,20 @@ def late_descent(rate, late, updates):
 print("late  largest rate that settles   |w| after 2,000 updates: 2 % below it, 2 % above it")
 for late in (0, 1, 3, 7):
     largest = 2 * torch.tensor(late * torch.pi / (2 * late + 1)).cos().item()
-    below, above = (
-        late_descent(factor * largest, late, 2000)[-50:].abs().max() for factor in (0.98, 1.02)
-    )
+    below = late_descent(0.98 * largest, late, 2000)[-50:].abs().max()
+    above = late_descent(1.02 * largest, late, 2000)[-50:].abs().max()
     print(f"{late:4d}  2·cos(d·π/(2d + 1)) = {largest:.2f} {below:31.0e} {above:14.0e}")
 
 # %%
 from course_utils.figures import lines
 
 rate = 0.4  # change this
-lines(
-    {
-        f"{late} late": (list(range(41)), late_descent(rate, late, 40).tolist())
-        for late in (0, 1, 3)
-    },
-    f"The later the gradient, the more w swings (learning rate {rate})",
-    "updates",
-    "w",
-    markers=False,
-    provenance="computed: w ← w − rate · w(d updates ago)",
-)
+curves = {}
+for late in (0, 1, 3):
+    curves[f"{late} late"] = (list(range(41)), late_descent(rate, late, 40).tolist())
+title = f"The later the gradient, the more w swings (learning rate {rate})"
+source = "computed: w ← w − rate · w(d updates ago)"
+lines(curves, title, "updates", "w", markers=False, provenance=source)
 
 # %% [markdown]
 # The later the gradient, the smaller the learning rate must be (formula: Levin and May 1976). Change the rate to 0.5:
@@ -325,7 +307,8 @@ def forward(layers, x, rank, ranks, pause):
         dist.recv(x, rank - 1)  # wait for the previous stage's output, and put it into x
     y = layers(x.requires_grad_())
     time.sleep(pause)
-    return x, y, [dist.isend(y.detach(), rank + 1)] if rank < ranks - 1 else []
+    sent = [dist.isend(y.detach(), rank + 1)] if rank < ranks - 1 else []
+    return x, y, sent
 
 
 # %%
@@ -334,8 +317,9 @@ def backward(x, y, rank, ranks, pause):
     import torch
     import torch.distributed as dist
 
-    gradient = torch.empty_like(y) if rank < ranks - 1 else None  # the last stage's y is the loss
+    gradient = None  # the last stage's y is the loss
     if rank < ranks - 1:
+        gradient = torch.empty_like(y)
         dist.recv(gradient, rank + 1)
     y.backward(gradient)
     time.sleep(2 * pause)
@@ -349,12 +333,11 @@ def backward(x, y, rank, ranks, pause):
 
 # %%
 def do_works(order, layers, batches, targets, rank, ranks, pause):
-    """Execute F0, F1, B0, … in this order; return the loss and the largest number of micro-batches
-    kept at once.
-    """
+    """Execute F0, F1, B0, … in order; return the loss and the most micro-batches kept at once."""
     from torch.nn.functional import mse_loss
 
-    kept, messages, most, loss = {}, [], 0, 0.0
+    kept, messages = {}, []
+    most, loss = 0, 0.0
     for work in order:
         kind, i = work[0], int(work[1:])
         if kind == "F":
@@ -367,30 +350,30 @@ def do_works(order, layers, batches, targets, rank, ranks, pause):
         else:
             sent = backward(*kept.pop(i), rank, ranks, pause)
         messages += sent
-    [message.wait() for message in messages]
+    for message in messages:
+        message.wait()
     return loss, most
 
 
 # %%
 def one_stage(schedules, pause):
-    """One rank's step under each schedule: loss, gradient norm over all ranks, most kept, and
-    seconds.
-    """
+    """A rank's step under each schedule: loss, gradient norm over all ranks, most kept, seconds."""
     import time
     import torch
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
-    rank, ranks, found = dist.get_rank(), dist.get_world_size(), {}
-    for name, orders in (("warm-up", schedules["GPipe"]), *schedules.items()):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    found = {}
+    runs = {"warm-up": schedules["GPipe"], **schedules}  # first messages are slow
+    for name, orders in runs.items():
         layers, data, target = part(rank, ranks)
-        # first messages are slow
-        m, wait = (len(orders[rank]) // 2, 0.0 if name == "warm-up" else pause)
+        m = len(orders[rank]) // 2
+        batches, targets = data.chunk(m), target.chunk(m)
+        wait = 0.0 if name == "warm-up" else pause
         dist.barrier()  # all ranks start together
         start = time.monotonic()
-        loss, most = do_works(
-            orders[rank], layers, data.chunk(m), target.chunk(m), rank, ranks, wait
-        )
+        loss, most = do_works(orders[rank], layers, batches, targets, rank, ranks, wait)
         took = time.monotonic() - start
         square = torch.stack([weight.grad.square().sum() for weight in layers.parameters()]).sum()
         dist.all_reduce(square)
@@ -427,7 +410,8 @@ loss = nn.functional.mse_loss(layers(data), target)
 loss.backward()
 norm = torch.stack([weight.grad.norm() for weight in layers.parameters()]).norm()
 print(f"one process: loss {loss.item():.5f}, norm of all gradients {norm.item():.5f}")
-for name in schedules if ranks else ():
+trained = schedules if ranks else ()
+for name in trained:
     losses, norms, most, _ = zip(*(rank[name] for rank in ranks), strict=True)
     simulated = [simulate(name, p, m).most_kept(stage) for stage in range(p)]
     print(
@@ -439,8 +423,9 @@ for name in schedules if ranks else ():
 # A synchronous pipeline approximates nothing. Its times vary with your machine:
 
 # %% tags=["nbval-ignore-output"]
-for name in schedules if ranks else ():
-    took, formula = max(rank[name][3] for rank in ranks), (m + p - 1) * 3 * pause
+for name in trained:
+    took = max(rank[name][3] for rank in ranks)
+    formula = (m + p - 1) * 3 * pause
     print(
         f"{name:5s} formula (m + p − 1)·3·pause = {1e3 * formula:.0f} ms, "
         f"measured {1e3 * took:.0f} ms, the gap {plus_minus(1e3 * (formula - took))} ms"
@@ -465,11 +450,13 @@ def torchs_stage(m):
     from torch.nn.functional import mse_loss
 
     dist.init_process_group("gloo")
-    rank, ranks, found = dist.get_rank(), dist.get_world_size(), {}
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    found = {}
     for schedule in (pipelining.ScheduleGPipe, pipelining.Schedule1F1B):
         layers, data, target = part(rank, ranks)
         stage = pipelining.PipelineStage(layers, rank, ranks, torch.device("cpu"))
-        plan, losses = schedule(stage, m, loss_fn=mse_loss), []
+        plan = schedule(stage, m, loss_fn=mse_loss)
+        losses = []
         if rank == 0:
             plan.step(data)  # the first stage gets the batch, the last the targets
         else:
@@ -503,25 +490,21 @@ def parallel_mlp(h):
     import torch
     import torch.distributed as dist
     from torch import nn
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        RowwiseParallel,
-        parallelize_module,
-    )
+    from torch.distributed.tensor import parallel
 
     dist.init_process_group("gloo")
     rank, t = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(11)
     x = torch.randn(8, h)
     mlp = nn.Sequential(nn.Linear(h, 4 * h, bias=False), nn.GELU(), nn.Linear(4 * h, h, bias=False))
-    up, down = mlp[0].weight.chunk(t, dim=0)[rank], mlp[2].weight.chunk(t, dim=1)[rank]
+    up = mlp[0].weight.chunk(t, dim=0)[rank]
+    down = mlp[2].weight.chunk(t, dim=1)[rank]
     hidden = nn.functional.gelu(x @ up.T)  # 4h/t columns: the other ranks have the rest
     y = (hidden @ down.T).detach()  # a part of the sum
     dist.all_reduce(y)
     whole = mlp(x)
-    parallelize_module(
-        mlp, dist.init_device_mesh("cpu", (t,)), {"0": ColwiseParallel(), "2": RowwiseParallel()}
-    )
+    plan = {"0": parallel.ColwiseParallel(), "2": parallel.RowwiseParallel()}
+    parallel.parallelize_module(mlp, dist.init_device_mesh("cpu", (t,)), plan)
     found = [hidden.nbytes, *(outcome.norm().item() for outcome in (whole, y, mlp(x)))]
     dist.destroy_process_group()
     return found
@@ -571,11 +554,8 @@ for t in (2, 4, 8, 16):
         f"{factor:.1f} times less, {t} with sequence parallelism; "
         f"each rank sends {4 * 2 * (t - 1) / t:.1f}·s·b·h numbers per block"
     )
-reveal(
-    "09.tensor",
-    activation_bytes(gpt3) / activation_bytes(gpt3.replace(tensor_parallel=8)),
-    unit="times",
-)
+with_8 = activation_bytes(gpt3.replace(tensor_parallel=8))
+reveal("09.tensor", activation_bytes(gpt3) / with_8, unit="times")
 
 # %% [markdown]
 # The factor stays below t because the 10 is not divided. Messages differ, too: ZeRO sends weights, the same bytes for
@@ -614,17 +594,17 @@ wanted = {
     "pipeline and data": lambda plan: plan.tensor == 1 and plan.pipeline > 1,
 }
 print(
-    f"{'':20s} {'best that fits':38s} {'GB':>5s} {'idle':>5s} {'messages':>9s} "
-    f"{'in turn':>8s} {'hidden':>7s}"
+    f"{'':20s} {'best that fits':38s} {'GB':>5s} {'idle':>5s} "
+    f"{'messages':>9s} {'in turn':>8s} {'hidden':>7s}"
 )
 for name, allowed in wanted.items():
     best = cheapest(llama, cluster, 512, allowed)
     if best is None:
         print(f"{name:20s} none")
         continue
+    plan = f"{best.plan}, b = {best.micro_batch}"
     print(
-        f"{name:20s} {f'{best.plan}, b = {best.micro_batch}':38s} "
-        f"{best.memory / 1e9:5.1f} {best.idle:5.0%} "
+        f"{name:20s} {plan:38s} {best.memory / 1e9:5.1f} {best.idle:5.0%} "
         f"{best.messages:8.1f}s {best.total:7.1f}s {best.overlapped:6.1f}s"
     )
 
@@ -632,9 +612,8 @@ for name, allowed in wanted.items():
 in_turn = cheapest(llama, cluster, 512, lambda plan: True)
 hidden = cheapest(llama, cluster, 512, lambda plan: True, overlapped=True)
 for words, best in (("no message hides", in_turn), ("all hide that can", hidden)):
-    print(
-        f"fastest if {words}: {f'{best.plan}, b = {best.micro_batch}' if best else 'nothing fits'}"
-    )
+    plan = f"{best.plan}, b = {best.micro_batch}" if best else "nothing fits"
+    print(f"fastest if {words}: {plan}")
 if in_turn:
     reveal("11.plan", 100 * (in_turn.total / in_turn.seconds["compute"] - 1), unit="%")
 
@@ -693,7 +672,8 @@ from torch import nn
 class CutInTwo(nn.Module):
     def __init__(self, first, last, devices):
         super().__init__()
-        self.first, self.last, self.devices = first.to(devices[0]), last.to(devices[1]), devices
+        self.first, self.last = first.to(devices[0]), last.to(devices[1])
+        self.devices = devices
 
     def forward(self, x):
         return self.last(self.first(x.to(self.devices[0])).to(self.devices[1]))
