@@ -12,22 +12,19 @@ IS_CLONE = (PACKAGE.parent / "notebooks").is_dir() and (PACKAGE.parent / "pyproj
 """Whether the package lies in a clone (or a teacher's release); otherwise it was installed from a wheel."""
 
 SHIPPED = PACKAGE.parent if IS_CLONE else PACKAGE / "course"
-"""The course's files as they came with the package: the clone, or the wheel's own copy, which nothing writes
-to.
-"""
+"""The course's files as they came with the package: the clone, or the wheel's own copy, never written to."""
 
 
 def started_course(folder: Path) -> Path | None:
-    """The nearest of a folder and its parents that holds the course, as `start` makes
-    it; None if none does.
-    """
-    first = ("notebooks/00_start_here.ipynb", "exercises")
-    return next(
-        (one for one in (folder, *folder.parents) if all((one / name).exists() for name in first)), None
-    )
+    """The nearest folder, from this one upwards, with the course as `start` makes it; None if none has it."""
+    needed = ("notebooks/00_start_here.ipynb", "exercises")
+    for candidate in (folder, *folder.parents):
+        if all((candidate / name).exists() for name in needed):
+            return candidate
+    return None
 
 
-ROOT = SHIPPED if IS_CLONE else started_course(Path.cwd()) or SHIPPED
+ROOT = SHIPPED if IS_CLONE else (started_course(Path.cwd()) or SHIPPED)
 """The folder of the course that is worked in: notebooks, exercises, solutions and docs lie in it.
 
 A clone is its own; with a wheel it is the started course around the working directory, else the wheel's own
@@ -40,26 +37,29 @@ HAS_FOLDER = IS_CLONE or ROOT != SHIPPED
 
 def python_path() -> str:
     """PYTHONPATH for started programs: they find the course although a clone may be installed nowhere."""
-    return os.pathsep.join(filter(None, [str(PACKAGE.parent) * IS_CLONE, os.environ.get("PYTHONPATH")]))
+    folders = [str(PACKAGE.parent)] if IS_CLONE else []
+    given = os.environ.get("PYTHONPATH")
+    if given:
+        folders.append(given)
+    return os.pathsep.join(folders)
 
 
-LESSONS = dict(
-    sorted(
-        (int(found[1]), path.parent.name)
-        for path in PACKAGE.glob("lessons/*/__init__.py")
-        if (found := re.match(r'"""Lesson (\d\d):', path.read_text(encoding="utf-8")))
-    )
-)
+def _lesson_folders() -> dict[int, str]:
+    folders = {}
+    for path in PACKAGE.glob("lessons/*/__init__.py"):
+        if found := re.match(r'"""Lesson (\d\d):', path.read_text(encoding="utf-8")):
+            folders[int(found[1])] = path.parent.name
+    return dict(sorted(folders.items()))
+
+
+LESSONS = _lesson_folders()
 """Each lesson's number and its folder in `course_utils/lessons`, whose first line says the number."""
 
 CORE = ("00", "01", "02", "05", "06", "07", "10", "14")
-"""The lessons of the core path: ten hours with some of their exercises. None needs a lesson that is not among
-them.
-"""
+"""The lessons of the core path: ten hours with some of their exercises. None needs a lesson outside it."""
 
-EDITED = (
-    ".edited-"  # part of the name of a copy that `build` saved of a notebook because somebody had edited it
-)
+EDITED = ".edited-"
+"""Part of the name of a copy that `build` saved of a notebook because somebody had edited it."""
 
 ANSWERS = ("### BEGIN SOLUTION", "### END SOLUTION")
 ONLY_IN_SOLUTIONS = frozenset({"solution", "explanation"})  # tags of cells that learners do not get
@@ -74,9 +74,7 @@ def notebooks(folder: Path) -> list[Path]:
 
 
 def numbered(folder: Path) -> list[Path]:
-    """Those of a folder's notebooks that are a lesson or its exercises: 06_recomputation.ipynb,
-    07b_name.ipynb.
-    """
+    """A folder's notebooks that are a lesson or its exercises: 06_recomputation.ipynb, 07b_name.ipynb."""
     return [path for path in notebooks(folder) if re.match(r"\d\d[a-z]?_", path.name)]
 
 

@@ -23,9 +23,7 @@ from ..units import format_bytes, percent
 
 @dataclass(frozen=True)
 class Control:
-    """Something to choose: `options` are (text, value), a whole number or a string; "steps" go from few to
-    many.
-    """
+    """Something to choose: `options` are (text, value), a whole number or a string; "steps" are in order."""
 
     name: str
     label: str
@@ -70,13 +68,7 @@ CONTROLS: tuple[Control, ...] = (
     Control("gpu", "GPU", tuple((name, name) for name in GPUS), "choice", CARD),
     _choice("precision", "precision", TRAINING, *PRECISIONS),
     _choice("optimizer", "optimizer", TRAINING, *OPTIMIZERS),
-    Control(
-        "trained",
-        "trained",
-        tuple((words, name) for name, (words, *_) in TRAINED.items()),
-        "choice",
-        TRAINING,
-    ),
+    Control("trained", "trained", tuple((TRAINED[name][0], name) for name in TRAINED), "choice", TRAINING),
     _choice("attention", "attention", TRAINING, *ATTENTIONS),
     _choice("recompute", "recompute", TRAINING, *RECOMPUTE),
     _steps("loss_chunks", "chunks of the loss", TRAINING, 0, 5),
@@ -112,9 +104,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 class Dashboard(NamedTuple):
-    """All that is shown of one choice: the run and the card, two pictures, sentences,
-    and a line of Python.
-    """
+    """All that is shown of one choice: the run and the card, two pictures, sentences, a line of Python."""
 
     run: TrainingRun
     card: Gpu
@@ -139,26 +129,28 @@ def dashboard(chosen: Mapping[str, Any]) -> Dashboard:
     breakdown = max(of_step.values(), key=lambda moment: moment.total)
     stack = peak_stack(run, breakdown, card, fit_words(breakdown.total, card))
     verdict = verdict_words(run, breakdown.total, card)
-    phase = (
-        f"The peak comes {'in' if breakdown.label in ('forward', 'clipping') else 'at'}"
-        f" {place_words(breakdown)}."
-    )
+    comes = "in" if breakdown.label in ("forward", "clipping") else "at"
+    phase = f"The peak comes {comes} {place_words(breakdown)}."
     title = peak_title(run, breakdown)
     code = f"from course_utils import TrainingRun, estimate; estimate(run := {run.code()})"
-    return Dashboard(run, card, breakdown, stack, step_columns(of_step, card), title, verdict, phase, code)
+    timeline = step_columns(of_step, card)
+    return Dashboard(run, card, breakdown, stack, timeline, title, verdict, phase, code)
 
 
 def verdict_words(run: TrainingRun, total: int, card: Gpu) -> str:
-    """Say if a run that peaks at `total` bytes fits the card, with a warning where it is close, and what it
-    lacks.
-    """
+    """Say if a run that peaks at `total` bytes fits the card, warn if it is close, and say what it lacks."""
     said = fit_words(total, card)
     said = f"{said[0].upper()}{said[1:]}."
     if total <= card.room < total * SAFETY:
         reserve = f"the {percent(SAFETY - 1)} that workspaces and kernels' scratch may take"
         said += f" That is less than {reserve}: it may fail."
     refused = unsupported(run, card.capability)
-    return said + (lacks(run, card) or (f" But {refused}." if refused else ""))
+    missing = lacks(run, card)
+    if missing:
+        return said + missing
+    if refused:
+        return f"{said} But {refused}."
+    return said
 
 
 def complete(chosen: Mapping[str, Any]) -> dict[str, Any]:
@@ -178,8 +170,10 @@ def run_of(chosen: Mapping[str, Any]) -> TrainingRun:
     del choices["gpu"]
     _, rank, bits = TRAINED[choices.pop("trained")]
     choices |= {"lora_rank": rank, "frozen_bits": bits, "bucket_view": bool(choices["bucket_view"])}
-    choices["logits"] = None if choices["logits"] == "family" else choices["logits"]
-    return TrainingRun(**choices | {"clip_grad_norm": float(choices["clip_grad_norm"]) or None})
+    choices["clip_grad_norm"] = float(choices["clip_grad_norm"]) or None
+    if choices["logits"] == "family":
+        choices["logits"] = None
+    return TrainingRun(**choices)
 
 
 def card_of(chosen: Mapping[str, Any]) -> Gpu:
@@ -187,8 +181,10 @@ def card_of(chosen: Mapping[str, Any]) -> Gpu:
 
 
 class Suggestion(NamedTuple):
-    """A change of one choice: what is `chosen` after it, the run's `peak` then (bytes), by how many seconds
-    per step becomes longer (`lost`, see `step_time`), and True if what is learned stays the same but for
+    """A change of one choice, in words, and what it does.
+
+    `chosen` are the choices after it and `peak` the run's bytes then. `lost` is by how many seconds a step
+    becomes longer (see `step_time`). `same_training` is True if what is learned stays the same but for
     rounding.
     """
 
@@ -203,8 +199,10 @@ class Suggestion(NamedTuple):
     def effect(self) -> str:
         """The peak and the time after the change: "26.8 GB, fits, 0.21 s per step slower"."""
         fits = "fits" if self.fits else "does not fit"
-        way = "slower" if self.lost > 0 else "faster"
-        time = f"{seconds_words(abs(self.lost))} per step {way}" if abs(self.lost) >= 1e-4 else "as fast"
+        time = "as fast"
+        if abs(self.lost) >= 1e-4:
+            way = "slower" if self.lost > 0 else "faster"
+            time = f"{seconds_words(abs(self.lost))} per step {way}"
         learns = "" if self.same_training else ", another training"
         return f"{format_bytes(self.peak, 'GB', 1)}, {fits}, {time}{learns}"
 
@@ -215,29 +213,32 @@ WORTH_WHILE = 0.001  # of the step: so much a change that makes a run faster has
 
 
 def next_changes(chosen: Mapping[str, Any]) -> tuple[Suggestion, ...]:
-    """Single changes worth trying, best first: what makes the run fit (with `twin.SAFETY` in reserve, as for
-    `fit`), the same training first, by the time that it loses; then what lowers it most. Of a run that fits
-    already: what makes it faster; of one that asks for what the card lacks: what it can run. Raises
-    ValueError like `dashboard`.
+    """Single changes worth trying, best first.
+
+    First comes what makes the run fit (with `twin.SAFETY` in reserve, as for `fit`): the same training before
+    another, by the time that it loses. Then comes what lowers the peak most. Of a run that fits already: what
+    makes it faster; of one that asks for what the card lacks: what it can run. Raises ValueError like
+    `dashboard`.
     """
     now = _Choice(complete(chosen))
     options = list(now.changes())
     if now.refused:
-        return tuple(sorted(options, key=lambda change: (not change.fits, change.lost))[:MOST])
+        options.sort(key=lambda change: (not change.fits, change.lost))
+        return tuple(options[:MOST])
+    fitting = [change for change in options if change.fits]
     if now.fits:
         least = -now.seconds * WORTH_WHILE
-        options = [
-            change for change in options if change.fits and change.same_training and change.lost < least
-        ]
-    fitting = sorted(
-        (change for change in options if change.fits), key=lambda one: (not one.same_training, one.lost)
-    )
+        options = [change for change in fitting if change.same_training and change.lost < least]
+        fitting = options
+    fitting.sort(key=lambda change: (not change.same_training, change.lost))
     lowering = [change for change in options if not change.fits and change.peak <= LOWERS * now.peak]
-    return tuple((fitting + sorted(lowering, key=lambda change: change.peak))[:MOST])
+    lowering.sort(key=lambda change: change.peak)
+    return tuple((fitting + lowering)[:MOST])
 
 
 def best_plan(chosen: Mapping[str, Any]) -> Suggestion | None:
-    """The arrangement of the same training that fits and loses least time, several choices changed at once;
+    """The arrangement of the same training that fits and loses least time, several choices changed at once.
+
     None if none fits, or if it is best as it is. May take a second. Raises ValueError like `dashboard`.
     """
     now = _Choice(complete(chosen))
@@ -254,7 +255,9 @@ def best_plan(chosen: Mapping[str, Any]) -> Suggestion | None:
 def seconds_words(seconds: float) -> str:
     if seconds >= 10:
         return f"{seconds:,.0f} s"
-    return f"{seconds:.2g} s" if seconds >= 0.1 else f"{1000 * seconds:.2g} ms"
+    if seconds >= 0.1:
+        return f"{seconds:.2g} s"
+    return f"{1000 * seconds:.2g} ms"
 
 
 class _Choice:
@@ -283,23 +286,23 @@ class _Choice:
             return None
         fits = peak * SAFETY <= card.room
         lost = sum(step_seconds(run, card).values()) - self.seconds
+        # the recipe as it is, or as another of ZeRO's stages writes the same one
         formats = (self.chosen["precision"], _formats(self.chosen, after["zero_stage"])["precision"])
         same = _learned(self.chosen) == _learned(after) and after["precision"] in formats
         return Suggestion(_spelled(different, after), after, peak, fits, lost, same)
 
     def changes(self) -> Iterator[Suggestion]:
-        """Every change of one choice that is possible; of sizes and cards the one that
-        goes just far enough.
-        """
+        """Every possible change of one choice; of sizes and cards the one that goes just far enough."""
         alternatives = [[different] for different in _single(self.chosen, self.card)]
         for row in [*alternatives, *_rows(self.chosen, self.card, self.fits)]:
             found = None
             for different in row:
                 change = self.weigh(different)
-                if self.fits and (change is None or not change.fits):
+                fits = change is not None and change.fits
+                if self.fits and not fits:
                     break  # of what makes a run faster, the last that still fits
                 found = change or found
-                if not self.fits and change is not None and change.fits:
+                if not self.fits and fits:
                     break  # of what makes it smaller, the first that fits
             if found is not None:
                 yield found
@@ -316,13 +319,11 @@ def _single(chosen: Mapping[str, Any], card: Gpu) -> Iterator[dict[str, Any]]:
         yield from ({"optimizer": f"{algorithm}-{how}"} for how in FREE["implementation"])
     if chosen["world_size"] > 1:
         yield from ({"bucket_view": int(value)} for value in FREE["bucket_view"])
-        yield from (
-            {"zero_stage": stage, "bucket_view": 0} | _formats(chosen, stage) for stage in FREE["zero_stage"]
-        )
+        for stage in FREE["zero_stage"]:
+            yield {"zero_stage": stage, "bucket_view": 0} | _formats(chosen, stage)
+    as_it_is = _formats(chosen, chosen["zero_stage"])
     for name in ("precision", "pure-bf16", "optimizer"):
-        yield from (
-            dict(change) for change in MAY_CHANGE[name] if change != _formats(chosen, chosen["zero_stage"])
-        )
+        yield from (dict(change) for change in MAY_CHANGE[name] if change != as_it_is)
     yield from ({"trained": name} for name in TRAINED)
 
 
@@ -332,25 +333,31 @@ def _formats(chosen: Mapping[str, Any], stage: int) -> dict[str, Any]:
 
 
 def _rows(chosen: Mapping[str, Any], card: Gpu, fits: bool) -> Iterator[list[dict[str, Any]]]:
-    """Sizes in order, from the nearest: micro-batches of one global batch, which grow for a run that fits,
-    else they shrink; for what does not fit ranks and cards, too.
+    """Sizes in order, from the nearest, each row a series of changes.
+
+    Micro-batches of one global batch grow for a run that fits, else they shrink. For what does not fit there
+    are ranks and cards, too.
     """
-    sizes, steps = CONTROL["micro_batch"].values, CONTROL["accumulation_steps"].values
-    batch = chosen["micro_batch"] * chosen["accumulation_steps"]
-    others = [
-        size for size in sizes if (size > chosen["micro_batch"]) == fits and size != chosen["micro_batch"]
-    ]
-    pairs = [(size, batch // size) for size in others if batch % size == 0 and batch // size in steps]
-    row = [{"micro_batch": size, "accumulation_steps": count} for size, count in pairs]
-    yield row if fits else row[::-1]
-    if not fits:
-        more = [ranks for ranks in CONTROL["world_size"].values if ranks > chosen["world_size"]]
-        divided = [ranks for ranks in more if batch * chosen["world_size"] % ranks == 0]
-        yield [_on_ranks(chosen, ranks) for ranks in (more if chosen["zero_stage"] else divided)]
-        larger = sorted(
-            (other for other in GPUS.values() if other.room > card.room), key=lambda other: other.room
-        )
-        yield [{"gpu": other.name} for other in larger]
+    size = chosen["micro_batch"]
+    batch = size * chosen["accumulation_steps"]
+    sizes = CONTROL["micro_batch"].values
+    if fits:
+        others = [other for other in sizes if other > size]
+    else:
+        others = [other for other in reversed(sizes) if other < size]
+    steps = CONTROL["accumulation_steps"].values
+    pairs = [(other, batch // other) for other in others if batch % other == 0 and batch // other in steps]
+    row = [{"micro_batch": other, "accumulation_steps": count} for other, count in pairs]
+    yield row
+    if fits:
+        return
+    ranks = [count for count in CONTROL["world_size"].values if count > chosen["world_size"]]
+    if not chosen["zero_stage"]:  # ranks that shard nothing save memory only by dividing the batch
+        ranks = [count for count in ranks if batch * chosen["world_size"] % count == 0]
+    yield [_on_ranks(chosen, count) for count in ranks]
+    larger = [other for other in GPUS.values() if other.room > card.room]
+    larger.sort(key=lambda other: other.room)
+    yield [{"gpu": other.name} for other in larger]
 
 
 def _on_ranks(chosen: Mapping[str, Any], ranks: int) -> dict[str, Any]:
@@ -371,21 +378,24 @@ def _learned(chosen: Mapping[str, Any]) -> list[Any]:
 
 def _spelled(different: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     recompute = {"none": "no recomputation", "offload": "activations offloaded to the host"}
-    chunks, count = after["loss_chunks"], after["accumulation_steps"]
-    policy = after["zero_stage"] > 1 and after["precision"] in FSDP_POLICY.values()
+    count = after["accumulation_steps"]
     several = f"{number(count)} micro-batches" if count > 1 else "one micro-batch"
+    chunks = after["loss_chunks"]
+    pieces = f"{chunks} chunks" if chunks > 1 else "one piece"
+    stage = after["zero_stage"]
+    precision = f"precision {after['precision']}"
+    if stage > 1 and after["precision"] in FSDP_POLICY.values():
+        precision = f"FSDP2's mixed precision ({after['precision']})"
     words = {
-        "zero_stage": f"ZeRO-{after['zero_stage']}" if after["zero_stage"] else "nothing sharded",
-        "precision": (
-            f"FSDP2's mixed precision ({after['precision']})" if policy else f"precision {after['precision']}"
-        ),
+        "zero_stage": f"ZeRO-{stage}" if stage else "nothing sharded",
+        "precision": precision,
         "gpu": f"{named(GPUS[after['gpu']])} instead",
         "world_size": f"{number(after['world_size'])} ranks",
         "micro_batch": f"{several} of {number(after['micro_batch'])}",
         "bucket_view": f"gradients {CONTROL['bucket_view'].options[after['bucket_view']][0]}",
         "recompute": recompute.get(after["recompute"], f"{after['recompute']} recomputation"),
         "attention": f"{after['attention']} attention",
-        "loss_chunks": f"the loss in {f'{chunks} chunks' if chunks > 1 else 'one piece'}",
+        "loss_chunks": f"the loss in {pieces}",
         "optimizer": f"optimizer {after['optimizer']}",
         "trained": TRAINED[after["trained"]][0],
     }

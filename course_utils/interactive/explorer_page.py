@@ -1,5 +1,4 @@
-"""The dashboard for a web page: JSON in, JSON out, so that the page's script holds no rule and no figure of
-its own.
+"""The dashboard for a web page: JSON in, JSON out. The page's script has no rule and no figure of its own.
 
 Runs under Pyodide, with closed forms alone. Choices are passed as text, by control: `{"seq_len": "1024"}`.
 """
@@ -26,9 +25,7 @@ from .explorer import (
 
 
 def controls() -> str:
-    """The controls in order: name, label, kind, group, the options as pairs of text and words, and the first
-    choice.
-    """
+    """The controls in order: name, label, kind, group, options as pairs of text and words, first choice."""
     first = texts(DEFAULTS)
     found = []
     for control in CONTROLS:
@@ -50,21 +47,22 @@ def draw(chosen: str) -> str:
         return json.dumps({"refused": str(problem)}, ensure_ascii=False)
     total = drawn.breakdown.total
     sizes = [(kind, size) for kind, size in [*drawn.breakdown.items(), ("total", total)] if size]
-    content = {"title": drawn.title, "verdict": drawn.verdict, "fits": drawn.fits, "phase": drawn.peak_phase}
-    content |= {
+    content = {
+        "title": drawn.title,
+        "verdict": drawn.verdict,
+        "fits": drawn.fits,
+        "phase": drawn.peak_phase,
         "code": drawn.code,
         "stack": drawn.stack.inline,
         "timeline": drawn.timeline.inline,
         "total": total,
+        "rows": [[words(kind), f"{size:,}", format_bytes(size, "GB", 2)] for kind, size in sizes],
     }
-    content |= {"rows": [[words(kind), f"{size:,}", format_bytes(size, "GB", 2)] for kind, size in sizes]}
     return json.dumps(content, ensure_ascii=False)
 
 
 def changes(chosen: str) -> str:
-    """The changes to try next: words, effect, and choices after each. Nothing for
-    choices that make no run.
-    """
+    """The changes to try next: words, effect, and choices after each; none for choices that make no run."""
     try:
         found = next_changes(values(json.loads(chosen)))
     except ValueError:  # `draw` has said why
@@ -73,9 +71,7 @@ def changes(chosen: str) -> str:
 
 
 def plan(chosen: str) -> str:
-    """The arrangement that fits and loses least time, as one of `changes`, or null where none fits. Takes
-    seconds.
-    """
+    """The arrangement that fits and loses least time, as one of `changes`, else null. Takes seconds."""
     try:
         best = best_plan(values(json.loads(chosen)))
     except ValueError:  # the card can run none of them
@@ -90,9 +86,7 @@ def link(chosen: str) -> str:
 
 
 def linked(fragment: str) -> str:
-    """The choices that a link asks for, and in `refused` a sentence for each that this
-    page does not offer.
-    """
+    """The choices that a link asks for, and in `refused` a sentence for each that the page does not offer."""
     chosen = texts(DEFAULTS)
     refused = []
     for name, text in parse_qsl(fragment.removeprefix("#"), keep_blank_values=True):
@@ -111,10 +105,12 @@ def texts(chosen: Mapping[str, Any]) -> dict[str, str]:
 
 def values(chosen: Mapping[str, str]) -> dict[str, Any]:
     """Choices as `dashboard` takes them; it refuses what no control offers, which stays as it is."""
-    offered = {
-        name: {str(value): value for value in CONTROL[name].values} for name in chosen if name in CONTROL
-    }
-    return {name: offered.get(name, {}).get(text, text) for name, text in chosen.items()}
+    found: dict[str, Any] = {}
+    for name, text in chosen.items():
+        offered = CONTROL[name].values if name in CONTROL else ()
+        by_text = {str(value): value for value in offered}
+        found[name] = by_text.get(text, text)
+    return found
 
 
 def _change(change: Suggestion) -> dict[str, Any]:

@@ -1,9 +1,11 @@
-"""The Explorer in a notebook: all choices of a training run, and what to change next as buttons. Only
-notebooks import this module.
+"""The Explorer in a notebook: all choices of a training run, and what to change next as buttons.
+
+Only notebooks import this module.
 """
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from html import escape
 from itertools import zip_longest
 from typing import Any
@@ -39,8 +41,7 @@ class DashboardWidget(Explorer):
         self.words = ipywidgets.HTML()
         self.heading = ipywidgets.HTML()
         self.step = ipywidgets.HTML()
-        press = lambda index: lambda _: self.choose(self.changes[index].chosen)  # noqa: E731
-        self.buttons = [_button("", press(index)) for index in range(core.MOST)]
+        self.buttons = [_button("", partial(self._apply, index)) for index in range(core.MOST)]
         super().__init__(core.run_of(chosen), self.begin["gpu"])
         self.add_class("course-explorer")
 
@@ -51,9 +52,8 @@ class DashboardWidget(Explorer):
         groups = [part for name in core.GROUPS for part in self._group(name)]
         controls = ipywidgets.Box(groups).add_class("course-controls")
         seen = ipywidgets.VBox([self.words, self.picture]).add_class("course-seen")
-        columns = ipywidgets.Box([controls, seen, self.step.add_class("course-step")]).add_class(
-            "course-columns"
-        )
+        step = self.step.add_class("course-step")
+        columns = ipywidgets.Box([controls, seen, step]).add_class("course-columns")
         changes = ipywidgets.Box(self.buttons).add_class("course-changes")
         arrange = _button("Arrange it for me (about a second)", self._arrange)
         reset = _button("Start over", lambda _: self.choose(self.begin))
@@ -67,7 +67,8 @@ class DashboardWidget(Explorer):
         button = wide_button(name, "course-change").add_class("course-group")
 
         def fold(_: object, folded: bool | None = None) -> None:
-            folded = group.layout.display != "none" if folded is None else folded
+            if folded is None:
+                folded = group.layout.display != "none"
             group.layout.display = "none" if folded else ""
             button.description = f"{'▸' if folded else '▾'} {name}"
 
@@ -89,6 +90,9 @@ class DashboardWidget(Explorer):
             self._applying = False
         self.update()
 
+    def _apply(self, index: int, _: object) -> None:
+        self.choose(self.changes[index].chosen)
+
     def update(self, change: object = None) -> None:
         if self._applying:
             return
@@ -104,33 +108,47 @@ class DashboardWidget(Explorer):
 
     def redraw(self) -> tuple[Figure, str]:
         self.now = None  # and stays so where the choices are refused
-        self.now = now = core.dashboard(self.chosen)
-        look, mark = ("course-fits", "✓") if now.fits else ("", "✗")
-        said = (
-            f"<b>{mark} {escape(now.verdict)}</b> {escape(now.peak_phase)}<br><code>{escape(now.code)}</code>"
-        )
+        now = core.dashboard(self.chosen)
+        self.now = now
+        if now.fits:
+            mark, look = "✓", "course-fits"
+        else:
+            mark, look = "✗", ""
+        verdict = f"<b>{mark} {escape(now.verdict)}</b> {escape(now.peak_phase)}"
+        said = f"{verdict}<br><code>{escape(now.code)}</code>"
         figure = below_one_another([now.stack, now.timeline], now.title)
         return figure, f"<div class='course-verdict {look}'>{said}</div>"
 
     def show(self, said: str, drawn: str) -> None:
         if self.now is not None:  # else both stay, greyed
-            self.picture.value, self.step.value = self.now.stack.inline, self.now.timeline.inline
+            self.picture.value = self.now.stack.inline
+            self.step.value = self.now.timeline.inline
         self.words.value = said
-        (self.remove_class if self.now else self.add_class)("course-stale")
+        if self.now is None:
+            self.add_class("course-stale")
+        else:
+            self.remove_class("course-stale")
 
     def show_changes(self) -> None:
         self.changes = core.next_changes(self.chosen) if self.now else ()
-        told = "None of the single changes on offer makes this run better."
         if self.now is None:
             told = "Suggestions appear once the run is possible."
         elif self.changes:
             told = "What to change next: press a button to apply it"
+        else:
+            told = "None of the single changes on offer makes this run better."
         self.heading.value = f"<div class='course-heading' role='heading' aria-level='4'>{told}</div>"
         for button, change in zip_longest(self.buttons, self.changes):
-            button.layout.display = "none" if change is None else ""
-            if change is not None:
-                button.description = f"{'✓' if change.fits else '✗'} {change.words}: {change.effect}"
-                (button.add_class if change.fits else button.remove_class)("course-fits")
+            if change is None:
+                button.layout.display = "none"
+                continue
+            button.layout.display = ""
+            if change.fits:
+                button.description = f"✓ {change.words}: {change.effect}"
+                button.add_class("course-fits")
+            else:
+                button.description = f"✗ {change.words}: {change.effect}"
+                button.remove_class("course-fits")
 
     def _arrange(self, _: object) -> None:
         said = "No better arrangement of this training fits this card."

@@ -1,9 +1,9 @@
-"""Show how a cell failed: a check's message as a card, a learner's mistake as one line, all else with its
-traceback.
+"""Show how a cell failed: a check as a card, a learner's mistake as one line, all else with its traceback.
 
-`%tb` shows the traceback of the former. A fault of the course, and what fails in a learner's own code, keep
-theirs. A cell that ran out of GPU memory gives it back, too. IPython keeps the last traceback, whose frames
-keep every tensor: else a cell of plain torch that fails leaves the GPU full until the kernel is started anew.
+`%tb` shows the traceback of the first two. A fault of the course, and what fails in a learner's own code,
+keep theirs. A cell that ran out of GPU memory gives it back, too. IPython keeps the last traceback, whose
+frames keep every tensor: else a cell of plain torch that fails leaves the GPU full until the kernel is
+started anew.
 """
 
 import builtins
@@ -46,16 +46,20 @@ def _show(
             sys.modules["IPython"].display.display({"text/html": error.card, "text/plain": ""}, raw=True)
         shell.showtraceback(running_compiled_code=True)
         return
-    sys.last_type, sys.last_value, sys.last_traceback = kind, error, traceback  # which %tb and %debug show
+    # %tb and %debug show these
+    sys.last_type = kind
+    sys.last_value = error
+    sys.last_traceback = traceback
     shell._showtraceback(kind, error, [line])
 
 
 def one_line(error: BaseException, names: Mapping[str, Any]) -> str | None:
     """The line for a learner's mistake in a cell whose global names are `names`; None for any other error."""
     entries = list[TracebackType]()
-    entry = error.__traceback__
-    while entry := entry and entry.tb_next:  # the first is IPython's
+    entry = error.__traceback__.tb_next if error.__traceback__ else None  # the first is IPython's
+    while entry is not None:
         entries.append(entry)
+        entry = entry.tb_next
     own = [index for index, one in enumerate(entries) if one.tb_frame.f_globals is names]
     if not own or hasattr(error, "_render_traceback_"):
         return None
@@ -63,16 +67,23 @@ def one_line(error: BaseException, names: Mapping[str, Any]) -> str | None:
     within = entries[own[-1] + 1 :]
     bold = "\x1b[1m{}\x1b[0m in line {}"
     if isinstance(error, KeyboardInterrupt):
-        ours = (
-            f"in {within[0].tb_frame.f_code.co_name}()"
-            if within and "course_utils" in _packages(within[:1])
-            else ""
-        )
-        doing = next(iter(getattr(error, "__notes__", [])), ours)
-        return None if not doing else f"{bold.format('Interrupted', line)}, {doing}. Nothing is left running."
+        doing = _interrupted(error, within)
+        return f"{bold.format('Interrupted', line)}, {doing}. Nothing is left running." if doing else None
     said = _raised(error, entries) if within else _mistaken(error, entries, names)
-    end = "" if not said or said.endswith((".", "?")) else "."
-    return said and f"{bold.format(type(error).__name__, line)}: {said}{end} (%tb shows the full traceback.)"
+    if not said:
+        return said
+    end = "" if said.endswith((".", "?")) else "."
+    return f"{bold.format(type(error).__name__, line)}: {said}{end} (%tb shows the full traceback.)"
+
+
+def _interrupted(error: BaseException, within: list[TracebackType]) -> str:
+    """What the course was doing when it was interrupted; "" where that was not the course's code."""
+    notes = getattr(error, "__notes__", [])
+    if notes:
+        return notes[0]
+    if within and "course_utils" in _packages(within[:1]):
+        return f"in {within[0].tb_frame.f_code.co_name}()"
+    return ""
 
 
 def _packages(entries: list[TracebackType]) -> set[str]:
@@ -80,15 +91,18 @@ def _packages(entries: list[TracebackType]) -> set[str]:
 
 
 def _raised(error: BaseException, entries: list[TracebackType]) -> str | None:
-    """The words of an exception that the course raised by `raise`: any of its own, or in a call from the
-    cell.
-    """
-    code, instruction = entries[-1].tb_frame.f_code, entries[-1].tb_lasti
-    if _packages(entries[-1:]) != {"course_utils"} or code.co_code[instruction] != RAISE:
+    """The words of what the course raised by `raise`: an exception of its own, or in a call from the cell."""
+    last = entries[-1]
+    if _packages([last]) != {"course_utils"}:
+        return None
+    # Any other instruction that fails, as a subscript, is a fault of the course: it keeps its traceback.
+    if last.tb_frame.f_code.co_code[last.tb_lasti] != RAISE:
         return None
     called = _packages(entries) <= {"course_utils", "__main__", *sys.stdlib_module_names}
-    told = type(error).__module__.startswith("course_utils") or (called and isinstance(error, SPOKEN))
-    return re.sub(r"(did you mean [^?]*\?) Known: .*", r"\1", str(error)) if told else None
+    own = type(error).__module__.startswith("course_utils")
+    if not own and not (called and isinstance(error, SPOKEN)):
+        return None
+    return re.sub(r"(did you mean [^?]*\?) Known: .*", r"\1", str(error))
 
 
 def _mistaken(error: Any, entries: list[TracebackType], names: Mapping[str, Any]) -> str | None:
@@ -98,21 +112,36 @@ def _mistaken(error: Any, entries: list[TracebackType], names: Mapping[str, Any]
     offered = sys.modules["course_utils"].__all__
     if isinstance(error, ImportError) and name.startswith("course_utils"):
         meant = nearest(said.partition("'")[2].partition("'")[0], offered)
-        return said.partition(" (")[0] + (f": did you mean {meant}?" if meant else "")
+        hint = f": did you mean {meant}?" if meant else ""
+        return said.partition(" (")[0] + hint
+    # names of code that is no function begin so: "<module>", "<listcomp>"
     if type(error) is NameError and all(one.tb_frame.f_code.co_name.startswith("<") for one in entries):
         alike = get_close_matches(name, {*names, *dir(builtins)} - {name}, n=1, cutoff=0.8)
-        hint = f"write {alike[0]}, if you mean that" if alike else "check its spelling"
-        hint = f"`from course_utils import {name}`" if name in offered else hint
+        if name in offered:
+            hint = f"`from course_utils import {name}`"
+        elif alike:
+            hint = f"write {alike[0]}, if you mean that"
+        else:
+            hint = "check its spelling"
         return f"{name} is not defined yet: run the cells above this one first, or {hint}"
+    return _wrong_call(said, names) if type(error) is TypeError else None
+
+
+def _wrong_call(said: str, names: Mapping[str, Any]) -> str | None:
+    """The mistake in a call of something that the course has, from the words of a TypeError."""
     call = re.match(r"([\w.]+)\(\) (?:got an unexpected keyword argument '(\w+)')?", said)
-    called: Any = attrgetter(call[1])(SimpleNamespace(**names)) if call and type(error) is TypeError else None
-    if not call or not getattr(called, "__module__", "").startswith("course_utils"):
+    if not call:
+        return None
+    called: Any = attrgetter(call[1])(SimpleNamespace(**names))
+    if not getattr(called, "__module__", "").startswith("course_utils"):
         return None
     name = call[1].removesuffix(".__init__")
     takes = inspect.signature(called).parameters
-    meant = nearest(call[2], takes) if call[2] else None
+    if not call[2]:
+        return said.replace(call[1], name, 1)
+    meant = nearest(call[2], takes)
     hint = f"did you mean {meant}?" if meant else f"it takes {', '.join(takes)}"
-    return f"{name}() has no {call[2]}: {hint}" if call[2] else said.replace(call[1], name, 1)
+    return f"{name}() has no {call[2]}: {hint}"
 
 
 def give_back(result: Any) -> None:

@@ -1,6 +1,4 @@
-"""Feedback of checks: an invitation, a misconception named, or one friendly line; never
-the expected value.
-"""
+"""Feedback of checks: an invitation, a misconception named, or a friendly line; never the expected value."""
 
 import functools
 import inspect
@@ -26,9 +24,7 @@ HIDE_ERROR = (
     "<style>.jp-OutputArea-child:has(.course-told)+.jp-OutputArea-child,"
     ".output_area:has(.course-told)+.output_area,#output-body>:has(.course-told)+*{display:none!important}</style>"
 )
-"""Hides the error that follows a card and says the same: in JupyterLab, in both of nbconvert's pages, in
-Colab.
-"""
+"""Hides the error after a card, which says the same: in JupyterLab, both of nbconvert's pages, and Colab."""
 
 
 class _OneLine(Exception):
@@ -38,7 +34,8 @@ class _OneLine(Exception):
     the card.
     """
 
-    opening, color = "", ""
+    opening = ""
+    color = ""
 
     def _render_traceback_(self) -> list[str]:
         return [f"{self.opening} {self.message}"]
@@ -58,20 +55,21 @@ class _OneLine(Exception):
 class NotSolved(_OneLine):
     """Raised where a learner's answer is still to be written: an invitation, not an error."""
 
-    opening, color = "Not solved yet.", "#8f8f8f"
+    opening = "Not solved yet."
+    color = "#8f8f8f"
 
 
 class CheckFailed(_OneLine):
     """Raised by a check whose answer is off: says what is off, and never what it should have been."""
 
-    opening, color = "Not quite.", "#d55e00"
+    opening = "Not quite."
+    color = "#d55e00"
 
 
 def exercise(
     number: str, praise: str, first: str = ""
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a function that returns when an answer is right into a check that says so and remembers its
-    `exercise`.
+    """Make a check, which praises and remembers its `exercise`, of a function that returns for right answers.
 
     A check that takes more than five seconds says `first` what it does and about how long that takes.
     """
@@ -97,9 +95,7 @@ def exercise(
 
 
 def _run(check: Callable[..., None], answers: Sequence[Any]) -> None:
-    """Run a check. What it raises holds nothing, and CheckFailed takes the place of the
-    end of the program.
-    """
+    """Run a check. What it raises holds nothing, and CheckFailed takes the place of the program's end."""
     try:
         check(*answers)
     except (Exception, SystemExit) as error:
@@ -153,8 +149,7 @@ def call(
     hints: Mapping[str, str] = {},
     **named: Any,
 ) -> Any:
-    """The result of the function `answer` for these arguments; its own NotSolved and CheckFailed pass
-    through.
+    """The result of the function `answer` for these arguments; its NotSolved and CheckFailed pass through.
 
     Raises CheckFailed when `answer` is no function, does not take these arguments, raises (`hints` maps a
     part of the error's text to what is said instead), changes a list, dictionary or tensor that is not in
@@ -162,10 +157,8 @@ def call(
     `finite`. Where None is an answer, too, and no forgotten return, `returns` is a union with None.
     """
     kind = _kind_name(type(answer))
-    expect(
-        callable(answer),
-        f"Hand over the function or class itself, not {kind}. Write its name without parentheses.",
-    )
+    instead = f"Hand over the function or class itself, not {kind}. Write its name without parentheses."
+    expect(callable(answer), instead)
     _expect_signature(answer, arguments, named)
     given = {**dict(enumerate(arguments)), **named}
     guarded = {key: (value, _copied(value)) for key, value in given.items() if key not in may_change}
@@ -178,13 +171,12 @@ def call(
     except Exception as error:  # whatever a learner's code raises is turned into words
         problem = f"{type(error).__name__}: {error}".removesuffix(": ")
         raised = f"{_opening(answer, arguments, named, 'raised')} {problem}"
-        raise CheckFailed(next((hint for part, hint in hints.items() if part in problem), raised)) from error
+        fitting = [hint for part, hint in hints.items() if part in problem]
+        raise CheckFailed(fitting[0] if fitting else raised) from error
     for key, (now, before) in guarded.items():
         name = repr(key) if isinstance(key, str) else f"argument {key + 1}"
-        expect(
-            _same(now, before),
-            f"Your function changes {name}, but its caller still needs it. Work on a copy.",
-        )
+        changed = f"Your function changes {name}, but its caller still needs it. Work on a copy."
+        expect(_same(now, before), changed)
     return of_kind(value, returns, _opening(answer, arguments, named), finite=finite)
 
 
@@ -193,9 +185,7 @@ def by_name(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
 
 
 def call_for_effect(answer: Any, *arguments: Any, **named: Any) -> None:
-    """Call the learner's function for what it does: what it returns, or that it returns nothing, plays no
-    part.
-    """
+    """Call the learner's function for what it does: what it returns, even nothing, plays no part."""
     everything = (*range(len(arguments)), *named)
     call(answer, *arguments, returns=(object, NoneType), finite=False, may_change=everything, **named)
 
@@ -216,21 +206,23 @@ def _same(now: Any, before: Any) -> bool:
         return len(now) == len(before) and all(map(_same, now, before))
     if hasattr(now, "detach"):
         alike = now.shape == before.shape and now.dtype == before.dtype
+        # NaN is the value that differs from itself
         return alike and bool(((now == before) | ((now != now) & (before != before))).all())
     return now is before
 
 
 def of_kind(value: Any, kinds: Kinds, opening: str = "Your answer is", *, finite: bool = True) -> Any:
-    """`value` as one of `kinds` (True is no number), also from another form. Raises CheckFailed saying what
-    it is instead, and for a number that is not finite unless `finite` is False.
+    """`value` as one of `kinds` (True is no number), also from another form.
+
+    Raises CheckFailed saying what it is instead, and for a number that is not finite unless `finite` is
+    False.
     """
-    allowed: tuple[Any, ...] = kinds if isinstance(kinds, tuple) else get_args(kinds) or (kinds,)
+    allowed: tuple[Any, ...] = kinds if isinstance(kinds, tuple) else (get_args(kinds) or (kinds,))
     expect(value is not None or NoneType in allowed, f"{opening} nothing: does every path end in `return`?")
     given = value
     value = in_other_form(value, allowed)
-    right = isinstance(value, allowed) and (
-        bool in allowed or object in allowed or not isinstance(value, bool)
-    )
+    may_be_bool = bool in allowed or object in allowed  # else True would count as the number 1
+    right = isinstance(value, allowed) and (may_be_bool or not isinstance(value, bool))
     names = " or ".join(map(_kind_name, allowed))
     kind = type(given if isinstance(value, list) else value)
     expect(right, f"{opening} {_kind_name(kind)}, but the exercise asks for {names}.")
@@ -240,9 +232,7 @@ def of_kind(value: Any, kinds: Kinds, opening: str = "Your answer is", *, finite
 
 
 def entries(got: Mapping[str, Any], names: Sequence[str], kinds: Kinds = Real) -> dict[str, Any]:
-    """A learner's dictionary with these names alone. CheckFailed for one that it lacks, and a value of no
-    such kind.
-    """
+    """A learner's dictionary with these names alone. CheckFailed for a missing name or another kind."""
     missing = [name for name in names if name not in got]
     expect(not missing, f"Your dictionary has no {' and no '.join(map(repr, missing))}.")
     return {name: of_kind(got[name], kinds, f"{name} is") for name in names}
@@ -250,15 +240,12 @@ def entries(got: Mapping[str, Any], names: Sequence[str], kinds: Kinds = Real) -
 
 def alike(got: Iterable[float], wanted: Iterable[float], tolerance: float = 1e-6) -> bool:
     """True if two lists of numbers are equal in pairs, to a part of `tolerance`; next to 0, to 10⁻¹²."""
-    return all(
-        math.isclose(*pair, rel_tol=tolerance, abs_tol=1e-12) for pair in zip(got, wanted, strict=True)
-    )
+    pairs = zip(got, wanted, strict=True)
+    return all(math.isclose(one, other, rel_tol=tolerance, abs_tol=1e-12) for one, other in pairs)
 
 
 Mistakes = Mapping[str, Callable[..., Any]]
-"""The one shape of all tables of mistakes: what is said to a learner, and the function that is wrong in this
-way.
-"""
+"""The one shape of all tables of mistakes: what is said to a learner, and the function that is wrong so."""
 
 
 def recognized(
@@ -284,15 +271,14 @@ def recognized(
 
 
 def in_other_form(value: Any, kinds: tuple[type, ...]) -> Any:
-    """`value` as one of `kinds` where it only looks different: out of an array or a tensor, whole, or as a
-    tuple.
-    """
+    """`value` as one of `kinds` if only its form differs: out of an array or tensor, whole, or as a tuple."""
     if hasattr(value, "tolist") and (not isinstance(value, kinds) or type(value).__module__ == "numpy"):
         value = value.tolist()  # without axes it is a number
     if isinstance(value, list) and tuple in kinds and list not in kinds:
         return tuple(value)
-    if int in kinds and isinstance(value, Real) and not isinstance(value, kinds) and math.isfinite(value):
-        return math.floor(value) if value == math.floor(value) else value
+    could_be_whole = int in kinds and isinstance(value, Real) and not isinstance(value, kinds)
+    if could_be_whole and math.isfinite(value) and value == math.floor(value):
+        return math.floor(value)
     return value
 
 
@@ -301,7 +287,10 @@ def unit_slip(got: Any, wanted: Any) -> str | None:
     if not (isinstance(got, Real) and isinstance(wanted, Real)) or not wanted or not got:
         return None
     ratio = float(got) / float(wanted)
-    return next((words for factor, words in _unit_slips() if math.isclose(ratio, factor, rel_tol=2e-3)), None)
+    for factor, words in _unit_slips():
+        if math.isclose(ratio, factor, rel_tol=2e-3):
+            return words
+    return None
 
 
 def _unit_slips() -> Iterator[tuple[float, str]]:
@@ -323,9 +312,7 @@ def divisors(number: int) -> list[int]:
 
 
 def handed(measurement: Measurement) -> Measurement:
-    """Return a copy to hand to a learner's function, whose changes to its lists do not
-    reach `measurement`.
-    """
+    """Return a copy for a learner's function, whose changes to its lists do not reach `measurement`."""
     timeline = Timeline(list(measurement.timeline.changes), list(measurement.timeline.marks))
     return replace(measurement, moments=dict(measurement.moments), timeline=timeline)
 
@@ -336,17 +323,15 @@ def _expect_signature(answer: Any, arguments: tuple[Any, ...], named: Mapping[st
             inspect.signature(answer).bind(*arguments, **named)
         except TypeError as error:
             wanted = ", ".join([*("a value" for _ in arguments), *named])
-            raise CheckFailed(
-                f"Your function should take ({wanted}): keep its first line unchanged."
-            ) from error
+            told = f"Your function should take ({wanted}): keep its first line unchanged."
+            raise CheckFailed(told) from error
 
 
 def _opening(
     answer: Any, arguments: tuple[Any, ...], named: Mapping[str, Any], verb: str = "returned"
 ) -> str:
-    texts = [_short(value) for value in arguments] + [
-        f"{name}={_short(value)}" for name, value in named.items()
-    ]
+    texts = [_short(value) for value in arguments]
+    texts += [f"{name}={_short(value)}" for name, value in named.items()]
     who = f"{answer.__name__}()" if inspect.ismethod(answer) else "function"
     return f"Called with {', '.join(texts) or 'no arguments'}, your {who} {verb}"
 
@@ -356,24 +341,36 @@ def _short(value: Any) -> str:
         return f"a {type(value).__name__}"
     if isinstance(value, (list, tuple)) and value and all(hasattr(one, "detach") for one in value):
         return f"a {_kind_name(type(value))[2:]} of {len(value)} tensors"
-    number = isinstance(value, int) and not isinstance(value, bool)
     if hasattr(value, "detach") and value.numel() > 8:
         return f"a tensor of {tuple(value.shape)} in {str(value.dtype).removeprefix('torch.')}"
-    text = f"{value:_}" if number else " ".join(repr(value).split())
-    text = "a measurement" if isinstance(value, Measurement) else text
-    text = "a function" if isinstance(value, (functools.partial, FunctionType)) else text
-    text = _kind_name(type(value)) if " at 0x" in text or hasattr(value, "param_groups") else text
+    if isinstance(value, Measurement):
+        return "a measurement"
+    if isinstance(value, (functools.partial, FunctionType)):
+        return "a function"
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    text = f"{value:_}" if is_number else " ".join(repr(value).split())
+    if " at 0x" in text or hasattr(value, "param_groups"):  # Python's own repr, or an optimizer's
+        text = _kind_name(type(value))
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+KIND_NAMES: dict[Any, str] = {
+    Real: "a number",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "True or False",
+    list: "a list",
+    dict: "a dictionary",
+    tuple: "a tuple",
+    Mapping: "a dictionary",
+    NoneType: "None",
+}
+
+
 def _kind_name(kind: type) -> str:
-    names = {Real: "a number", int: "a whole number", float: "a number", str: "a text", bool: "True or False"}
-    names |= {
-        list: "a list",
-        dict: "a dictionary",
-        tuple: "a tuple",
-        Mapping: "a dictionary",
-        NoneType: "None",
-    }
-    name = {"ndarray": "array"}.get(kind.__name__, kind.__name__)
-    return names.get(kind, f"a{'n' * (name[0] in 'aAEIOU')} {name}")
+    if kind in KIND_NAMES:
+        return KIND_NAMES[kind]
+    name = "array" if kind.__name__ == "ndarray" else kind.__name__
+    article = "an" if name[0] in "aAEIOU" else "a"
+    return f"{article} {name}"

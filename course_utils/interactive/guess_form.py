@@ -25,8 +25,8 @@ class GuessForm(ipywidgets.VBox):
         self.ask = ask
         asked = ask.placeholder
         label = ask.asks or "Guess"
-        wide = {"width": f"{max(18, 10 + (len(asked) + len(label)) // 2)}em"}
-        look = {"layout": wide, "style": {"description_width": "initial"}}
+        width_em = max(18, 10 + (len(asked) + len(label)) // 2)
+        look = {"layout": {"width": f"{width_em}em"}, "style": {"description_width": "initial"}}
         self.text = text
         self.field = ipywidgets.Text(text, placeholder=asked, description=label, **look)
         self.button = ipywidgets.Button()
@@ -85,12 +85,14 @@ class GuessForm(ipywidgets.VBox):
 
     def show(self, text: str | None = None, problem: str = "") -> None:
         """Say what is stored, and what is wrong with the text that is being typed."""
-        self.text = self.text if text is None else text
+        if text is not None:
+            self.text = text
         said = self.ask.about(self.text)
         self.button.description = "✓ Locked" if said.locked else "Lock it in"
         self.back.layout.display = "" if said.locked and not said.final else "none"
         problem = problem or said.problem
-        self.answer.value = said.locked + (f"<div role='alert'>{escape(problem)}</div>" if problem else "")
+        alert = f"<div role='alert'>{escape(problem)}</div>" if problem else ""
+        self.answer.value = said.locked + alert
 
     def __repr__(self) -> str:
         return repr(self.ask)

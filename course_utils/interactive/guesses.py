@@ -22,9 +22,10 @@ FOLD = (
     "<style>:is(.jp-OutputArea,.output_wrapper>.output,.cell_output,#output-body):has(details.course-answer:not([open]))"
     ">:not(:has(details.course-answer)){display:none}</style>"
 )
-"""While an answer is folded, the other outputs of its cell are not shown: in JupyterLab, in both of
-nbconvert's pages, on the website, in Colab (by its outputs' structure). A viewer that drops style sheets
-folds the answer alone.
+"""While an answer is folded, the other outputs of its cell are not shown.
+
+That holds in JupyterLab, in both of nbconvert's pages, on the website, and in Colab (by its outputs'
+structure). A viewer that drops style sheets folds the answer alone.
 """
 
 NUMBER = re.compile(r"\s*([0-9][0-9_]*(?:[.,][0-9]+)?|[.,][0-9]+)\s*")
@@ -59,29 +60,24 @@ def stored_guesses() -> dict[str, Guess]:
 
 
 def lock_guess(key: str, value: float, unit: str) -> Guess:
-    """Store a guess and return it; the first one stays. ValueError, saying what to do, where it cannot be
-    kept.
-    """
+    """Store a guess and return it; the first one stays. ValueError, with what to do, if it cannot be kept."""
     if key not in stored_guesses():
         remember(guess=key, value=value, unit=unit)
     return stored_guesses()[key]  # another kernel's, if that was first
 
 
 def shown_answers() -> set[str]:
-    """Keys of the stored guesses whose answer has been shown since. Raises ValueError
-    like `stored_guesses`.
-    """
+    """Keys of the stored guesses whose answer has been shown. Raises ValueError like `stored_guesses`."""
     shown = set[str]()
     for event in remembered()[0]:
-        shown |= {event["answered"]} if "answered" in event else set()
+        if "answered" in event:
+            shown.add(event["answered"])
         shown.discard(event.get("forgotten", ""))
     return shown
 
 
 def mark_shown(key: str) -> None:
-    """Remember that an answer was shown: from then on the guess stored under `key`, if
-    there is one, stays.
-    """
+    """Remember that an answer was shown: from then on the guess stored under `key`, if any, stays."""
     if key in stored_guesses() and key not in shown_answers():
         with suppress(ValueError):  # what cannot be remembered is shown all the same
             remember(answered=key)
@@ -107,7 +103,9 @@ def parse_guess(text: str, unit: str) -> float:
         thousands = match[1].replace(",", "").replace("_", "")
         decimals = match[1].replace(",", ".")
         raise ValueError(f"{match[1]} can mean two numbers: write {thousands} or {float(decimals)}.")
-    guess = float(match[1].replace("_", "").replace(",", ".")) if match else math.inf
+    guess = math.inf
+    if match:
+        guess = float(match[1].replace("_", "").replace(",", "."))
     if guess == math.inf:  # no number, or one of hundreds of digits
         raise ValueError(f"Write your guess in {unit}, only the number." if unit else "Write only a number.")
     return guess
@@ -140,9 +138,7 @@ class Prediction:
         return f"{asked}: run this cell and type it in."
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
-        """A field where there is a kernel, and the same text everywhere; a page can make a field of its own
-        of it.
-        """
+        """A field where there is a kernel, and the same text everywhere, which a page may make a field of."""
         guess = stored_guesses().get(self.key)
         if guess and self.key in shown_answers():
             return {"text/html": _locked(guess), "text/plain": repr(self)}
@@ -164,9 +160,7 @@ class Prediction:
         return f"your guess {_in(self.unit)}".strip()
 
     def store(self, text: str) -> None:
-        """Store the number in this text, unless a guess is stored. ValueError for no number, or where it
-        cannot be.
-        """
+        """Store the number in this text, unless one is stored. ValueError for no number, or if it cannot."""
         guess = lock_guess(self.key, parse_guess(text, self.unit), self.unit)
         folded = _SHOWN.pop(self.key, ())
         for handle, thing in folded:
@@ -189,14 +183,15 @@ class Prediction:
             return About(problem=str(unreadable))
         if guess is None:
             return About(problem=problem_of(text, self.unit))
-        stays = "stays: its answer has been shown" if final else "stays until you take it back"
-        return About(_locked(guess), final, "" if says(text, guess) else f"Your guess of {guess} {stays}.")
+        problem = ""
+        if not says(text, guess):
+            stays = "stays: its answer has been shown" if final else "stays until you take it back"
+            problem = f"Your guess of {guess} {stays}."
+        return About(_locked(guess), final, problem)
 
 
 class About(NamedTuple):
-    """The words under a field for a guess: the locked guess as HTML, whether it is
-    final, and what is wrong.
-    """
+    """The words under a field for a guess: the locked guess as HTML, if it is final, and what is wrong."""
 
     locked: str = ""
     final: bool = False
@@ -209,21 +204,24 @@ _FORMS: dict[str, list[Any]] = defaultdict(list)
 
 def _data(key: str, unit: str, actual: float | None = None) -> str:
     """The attribute by which the website's script finds a guess."""
-    data = {"guess": key, "unit": unit} | ({} if actual is None else {"actual": actual})
+    data: dict[str, Any] = {"guess": key, "unit": unit}
+    if actual is not None:
+        data["actual"] = actual
     return " ".join(f"data-{name}='{html.escape(str(value))}'" for name, value in data.items())
 
 
 def problem_of(text: str, unit: str) -> str:
-    """The objection of `parse_guess` to a text that is being typed, or "" while more letters could make it
-    right.
-    """
-    endings = ("0", *(unit[start:] for start in range(len(unit) + 1)))
+    """The objection of `parse_guess` to a text that is being typed, or "" while more may make it right."""
+    if not text.strip():
+        return ""
+    # the text as it is, then with what may still be typed: the end of the unit, or a digit
+    endings = [*(unit[start:] for start in range(len(unit), -1, -1)), "0"]
     said = ""
-    for ending in reversed(endings) if text.strip() else ():
+    for ending in endings:
         try:
             parse_guess(text + ending, unit)
         except ValueError as problem:
-            said = said or str(problem)
+            said = said or str(problem)  # what is wrong with the text as it is
         else:
             return ""
     return said
@@ -247,16 +245,18 @@ def _locked(guess: Guess) -> str:
 
 
 def reveal(key: str, actual: float, unit: str | None = None) -> None:
-    """Show the guess stored under `key` next to `actual` (bytes, or in `unit`; a guess's own unit counts,
-    else GB).
+    """Show the guess stored under `key` next to `actual`, which is in bytes, or in `unit`.
 
-    Without a guess the answer is folded, with all else that the cell shows, until the learner makes one or
-    opens it.
+    A guess's own unit counts; without a guess and a unit, it is GB. Without a guess the answer is folded,
+    with all else that the cell shows, until the learner makes one or opens it.
     """
     guess = stored_guesses().get(key)
     if guess:
         mark_shown(key)
-    _show_folded(Revelation(actual, guess, guess.unit if guess else "GB" if unit is None else unit, key))
+        unit = guess.unit
+    elif unit is None:
+        unit = "GB"
+    _show_folded(Revelation(actual, guess, unit, key))
 
 
 def waits_for(key: str) -> None:
@@ -275,7 +275,8 @@ def _show_folded(thing: "Revelation | Waiting") -> None:
     if thing.guess or not running_shell():
         show(thing)
         return
-    _SHOWN[thing.key].append((sys.modules["IPython"].display.display(thing, display_id=True), thing))
+    handle = sys.modules["IPython"].display.display(thing, display_id=True)
+    _SHOWN[thing.key].append((handle, thing))
 
 
 def _folded(inner: str, data: str) -> str:
@@ -300,9 +301,7 @@ class Waiting:
 
 @dataclass(frozen=True, repr=False)
 class Revelation:
-    """A guess next to the answer: `actual` in bytes where the unit is one of memory, `guess` None if none was
-    made.
-    """
+    """A guess next to the answer. `actual` is in bytes if the unit is one of memory; `guess` may be None."""
 
     actual: float
     guess: Guess | None
@@ -323,7 +322,9 @@ class Revelation:
             return "spot on, within 5 %."
         word = "too much" if ratio > 1 else "too little"
         factor = max(ratio, 1 / ratio)
-        return f"{percent(abs(ratio - 1))} {word}." if factor < 1.5 else f"{factor:,.1f} times {word}."
+        if factor < 1.5:
+            return f"{percent(abs(ratio - 1))} {word}."
+        return f"{factor:,.1f} times {word}."
 
     def _spell(self, amount: float) -> str:
         if self.unit in UNITS:
@@ -335,10 +336,14 @@ class Revelation:
         if self.guess is None:
             return _folded(verdict, _data(self.key, self.unit, self.actual))
         most = max(self.guess.amount, self.actual, 1e-300)
-        rows = (("guess", self.guess.amount, "#8f8f8f"), ("answer", self.actual, "#56b4e9"))
-        return verdict + "".join(
-            f"<div style='display:flex;gap:.6em;white-space:nowrap'><span style='width:4em'>{name}</span>"
-            f"<span style='background:{colour};width:{amount / most * 60:.2f}%'>&nbsp;</span>"
-            f"<span>{html.escape(self._spell(amount))}</span></div>"
-            for name, amount, colour in rows
-        )
+        bars = ""
+        for name, amount, color in (
+            ("guess", self.guess.amount, "#8f8f8f"),
+            ("answer", self.actual, "#56b4e9"),
+        ):
+            bars += (
+                f"<div style='display:flex;gap:.6em;white-space:nowrap'><span style='width:4em'>{name}</span>"
+                f"<span style='background:{color};width:{amount / most * 60:.2f}%'>&nbsp;</span>"
+                f"<span>{html.escape(self._spell(amount))}</span></div>"
+            )
+        return verdict + bars

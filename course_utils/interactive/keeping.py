@@ -18,9 +18,7 @@ from .. import __version__
 
 
 def course_home() -> Path:
-    """The folder on this machine where a learner's guesses and progress are kept; `COURSE_HOME` names
-    another.
-    """
+    """The folder of a learner's guesses and progress on this machine; `COURSE_HOME` names another."""
     if os.environ.get("COURSE_HOME"):
         return Path(os.environ["COURSE_HOME"])
     if sys.platform == "win32":
@@ -44,15 +42,14 @@ def remember(**event: Any) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("ab+") as lines:
             lines.seek(max(0, lines.seek(0, os.SEEK_END) - 1))
-            complete = lines.read(1) in (b"", b"\n")  # half a line would take the next one down with it
-            # in one piece, so that two kernels cannot mix theirs
-            lines.write(line if complete else b"\n" + line)
+            complete = lines.read(1) in (b"", b"\n")
+            if not complete:  # half a line would take the next one down with it
+                line = b"\n" + line
+            lines.write(line)  # in one piece, so that two kernels cannot mix theirs
 
 
 def remembered() -> tuple[list[dict[str, Any]], list[str]]:
-    """All events, oldest first, and a sentence for each line that cannot be read. Raises ValueError like
-    `remember`.
-    """
+    """All events, oldest first, and a sentence per unreadable line. Raises ValueError like `remember`."""
     file = progress_file()
     with clear_problems():
         text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
@@ -81,9 +78,7 @@ def clear_problems() -> Iterator[None]:
 
 
 def write_whole(file: Path, text: str, newline: str = "\n") -> None:
-    """Write a file in which a reader finds what was there before, or this: never half, and no less on a full
-    disk.
-    """
+    """Write a file in which a reader finds the old text or the new: never half of it, even on a full disk."""
     scratch = file.with_name(f"{file.name}.{os.getpid()}.part")
     try:
         with scratch.open("w", encoding="utf-8", newline=newline) as written:

@@ -18,8 +18,7 @@ def ledger(
     unit: str | None = None,
     columns: tuple[str, str] = ("estimate", "measured"),
 ) -> Table:
-    """A table of named bytes with what was measured, row by row in the order of `estimate`, and a row of
-    totals.
+    """A table of named bytes and what was measured, row by row in the order of `estimate`, with totals.
 
     Each side is a mapping from name to bytes, or what `saved_by` returns. `unit` is the largest that the
     total fills unless given. The third column is the first minus the second. Raises ValueError for a unit
@@ -30,20 +29,22 @@ def ledger(
     names = [*left, *(name for name in right if name not in left)]
     totals = sum(left.values()), sum(right.values())
     shown_in = unit or next((name for name in ("GB", "MB", "KB") if max(totals) >= UNITS[name]), "B")
+    decimals = 0 if shown_in == "B" else 3
 
     def spelled(size: int | None) -> str:
-        return "–" if size is None else format_bytes(size, shown_in, 0 if shown_in == "B" else 3)
+        return "–" if size is None else format_bytes(size, shown_in, decimals)
 
-    rows: list[tuple[str, ...]] = [
-        ("", *columns, " − ".join(columns)) if measured is not None else ("", "bytes")
-    ]
-    for name, one, other in [
-        *((name, left.get(name), right.get(name)) for name in names),
-        ("total", *totals),
-    ]:
-        difference = "–" if one is None or other is None else format_signed(one - other)
+    rows: list[tuple[str, ...]] = [("", "bytes")]
+    if measured is not None:
+        rows = [("", *columns, " − ".join(columns))]
+    sizes = [(name, left.get(name), right.get(name)) for name in names]
+    for name, one, other in [*sizes, ("total", *totals)]:
         called = name.replace("_", " ") if name in KINDS else name
-        rows.append((called, spelled(one), *((spelled(other), difference) if measured is not None else ())))
+        row = (called, spelled(one))
+        if measured is not None:
+            difference = "–" if one is None or other is None else format_signed(one - other)
+            row += (spelled(other), difference)
+        rows.append(row)
     return Table(rows, totals=True)
 
 
@@ -55,7 +56,10 @@ def show_ledger(estimate: Rows, measured: Rows | None = None, **more: Any) -> No
 def _as_mapping(rows: Rows) -> dict[str, int]:
     if isinstance(rows, Mapping):
         return dict(rows)
-    return {name: sum(row.bytes for row in rows if row.name == name) for name in (row.name for row in rows)}
+    sizes: dict[str, int] = {}
+    for row in rows:
+        sizes[row.name] = sizes.get(row.name, 0) + row.bytes
+    return sizes
 
 
 def show(thing: object) -> None:

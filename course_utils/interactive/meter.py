@@ -32,8 +32,7 @@ UNCOUNTED = "weights, gradients and states are known; the rest is activations, o
 
 
 class Playback:
-    """A measured run played back in `seconds`. Every phase gets some of the time, or the loss would be over
-    at once.
+    """A measured run played back in `seconds`, some for every phase, or the loss would be over at once.
 
     A `capacity` (bytes) may end the run as it would end on such a GPU: see `replayed.failure`.
     """
@@ -49,9 +48,10 @@ class Playback:
         self._peaks = list(accumulate(self.replayed.allocated, max))
         self._seconds = seconds
         events = len(self.replayed)
-        self._starts = [*sorted({0, *(mark.event for mark in self._marks if mark.event < events)}), events]
+        begins = {0, *(mark.event for mark in self._marks if mark.event < events)}
+        self._starts = [*sorted(begins), events]
         lengths = [end - start for start, end in pairwise(self._starts)]
-        # equal, and by events
+        # half of the time in equal parts, half by the number of events
         shares = (0.5 / len(lengths) + 0.5 * length / max(1, events) for length in lengths)
         self._times = [0.0, *(seconds * done for done in accumulate(shares))]
 
@@ -64,11 +64,14 @@ class Playback:
         index = min(bisect_right(self._times, seconds) - 1, len(self._times) - 2)
         begin, end = self._times[index : index + 2]
         first, last = self._starts[index : index + 2]
-        at = max(1, first + round(min(1.0, (seconds - begin) / (end - begin)) * (last - first))) - 1
+        done = min(1.0, (seconds - begin) / (end - begin))
+        at = max(1, first + round(done * (last - first))) - 1  # the last event that has happened
         begun = [mark.phase for mark in self._marks if mark.event <= at]
-        allocated, reserved = self.replayed.allocated[at], self.replayed.reserved[at]
+        phase = begun[-1] if begun else "set-up"
+        allocated = self.replayed.allocated[at]
+        reserved = self.replayed.reserved[at]
         kinds = {kind: curve[at] for kind, curve in self._curves.items()}
-        return Reading(allocated, self._peaks[at], reserved, None, kinds, begun[-1] if begun else "set-up")
+        return Reading(allocated, self._peaks[at], reserved, None, kinds, phase)
 
 
 class Meter:
@@ -89,21 +92,23 @@ class Meter:
         capacity: int | None = None,
         axis: str = "seconds",
     ) -> None:
-        self.read, self.source, self.capacity, self.axis = read, source, capacity, axis
+        self.read = read
+        self.source = source
+        self.capacity = capacity
+        self.axis = axis
         self.samples: list[Reading] = []
         self.marks: list[MeterMark] = []
         self._failure: Exception | None = None
         self._held: Holdings | None = None
         self._note = ""  # to the source, also when nothing is held any more
         self._widget: Any = None
-        self._began = self._drawn = 0.0
+        self._began = 0.0
+        self._drawn = 0.0
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
     def follow(self, held: "Holdings") -> "Meter":
-        """Color the memory by what a training holds, to the meter's end; call it on the
-        thread that trains.
-        """
+        """Color the memory by what a training holds, until the end; call it on the thread that trains."""
         self._held = held
         self._note = f" · {UNCOUNTED}"
         if self.running:
@@ -128,9 +133,7 @@ class Meter:
         self.stop()
 
     def stop(self) -> None:
-        """End, with a last reading and picture; nothing to do if it has ended. Raises what a reading had
-        raised.
-        """
+        """End with a last reading and picture, unless it has ended. Raises what a reading had raised."""
         if self._thread is None:
             return
         running = not self._ended.is_set()
@@ -200,26 +203,25 @@ class Meter:
 
     @property
     def peak(self) -> int:
-        """The most bytes allocated: by the counter, or at least by the readings.
-        ValueError before the start.
-        """
-        return self.samples[-1].peak if self.peak_is_exact else max(one.allocated for one in self.samples)
+        """The most bytes allocated: the counter's, or at least the readings'. ValueError before the start."""
+        if self.peak_is_exact:
+            return self.samples[-1].peak
+        return max(sample.allocated for sample in self.samples)
 
     @property
     def peak_is_exact(self) -> bool:
-        """True if `peak` is the counter's own: not where the counter still shows something higher from
-        before.
-        """
+        """True if `peak` is the counter's own: not where the counter still shows a higher one from before."""
         if not self.samples:
             raise ValueError("this meter has not read anything yet: start it first")
-        first, last = self.samples[0], self.samples[-1]
-        return last.peak > first.peak or first.peak == first.allocated
+        first = self.samples[0]
+        rose = self.samples[-1].peak > first.peak
+        return rose or first.peak == first.allocated
 
     def figure(self) -> Figure:
         """The memory so far, as a picture. ValueError before the start."""
         peak = self.peak
         about = "" if self.peak_is_exact else "at least "
-        # as the thread goes on
+        # copies, as the thread goes on
         samples = list(self.samples)
         marks = list(self.marks)
         source = f"{self.source}{self._note}"
@@ -263,16 +265,18 @@ def live_meter(
 
     if not torch.cuda.is_available():
         raise ValueError(
-            "there is no CUDA GPU to read here: replay_meter(measure(run)) shows a simulated run at reading"
-            " speed"
+            "there is no CUDA GPU to read here:"
+            " replay_meter(measure(run)) shows a simulated run at reading speed"
         )
     gpu = torch.cuda.current_device()  # each thread has a current device of its own
-    stats_of, free_and_total = torch.cuda.memory_stats_as_nested_dict, torch.cuda.mem_get_info
+    stats_of = torch.cuda.memory_stats_as_nested_dict
+    free_and_total = torch.cuda.mem_get_info
 
     def read(_: float) -> Reading:
         stats = stats_of(gpu)
         free, total = free_and_total(gpu)
-        allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
+        allocated = stats["allocated_bytes"]["all"]
+        reserved = stats["reserved_bytes"]["all"]
         return Reading(allocated["current"], allocated["peak"], reserved["current"], total - free)
 
     source = f"live on {torch.cuda.get_device_name(gpu)} · torch {torch.__version__}"
@@ -288,7 +292,5 @@ def live_meter(
 
 
 def replay_meter(measured: Measurement, seconds: float = 20.0, capacity: int | None = None) -> Meter:
-    """A meter that plays a measured run back in `seconds`; it ends by itself. `capacity` is the GPU's, in
-    bytes.
-    """
+    """A meter that plays a run back in `seconds` and ends by itself. `capacity` is the GPU's, in bytes."""
     return Playback(measured, seconds, capacity).meter()

@@ -1,6 +1,4 @@
-"""A learner's progress, lesson by lesson: exercises passed and quizzes finished. It never leaves this
-machine.
-"""
+"""A learner's progress by lesson: exercises passed and quizzes finished. It never leaves this machine."""
 
 import re
 from dataclasses import dataclass
@@ -17,24 +15,18 @@ TITLE = re.compile(r"^# \w+ (\d\d) · (.+)$", re.MULTILINE)
 
 
 def mark_passed(exercise: str) -> None:
-    """Remember that the check of an exercise ("06.1") has passed; the first time counts. ValueError if it
-    cannot.
-    """
+    """Remember that an exercise's check ("06.1") passed; the first time counts. ValueError if it cannot."""
     if exercise not in passed():
         remember(passed=exercise)
 
 
 def mark_quiz(lesson: int, first_tries: int, questions: int) -> None:
-    """Remember that a lesson's quiz was finished, with so many right at the first try. ValueError if it
-    cannot.
-    """
+    """Remember that a quiz was finished, with so many right at the first try. ValueError if it cannot."""
     remember(quiz=lesson, first_tries=first_tries, questions=questions)
 
 
 def passed() -> dict[str, str]:
-    """The day (ISO date) on which each exercise's check first passed. ValueError for a file that cannot be
-    read.
-    """
+    """The day (ISO date) on which each exercise's check first passed. ValueError for an unreadable file."""
     days: dict[str, str] = {}
     for event in remembered()[0]:
         if "passed" in event:
@@ -43,9 +35,7 @@ def passed() -> dict[str, str]:
 
 
 def quiz_scores() -> dict[int, tuple[int, int]]:
-    """The best attempt at each lesson's quiz: questions right at the first try, and questions. Raises like
-    `passed`.
-    """
+    """The best attempt at each lesson's quiz: right at the first try, and questions. Raises like `passed`."""
     best: dict[int, tuple[int, int]] = {}
     for event in remembered()[0]:
         if "quiz" in event:
@@ -55,9 +45,7 @@ def quiz_scores() -> dict[int, tuple[int, int]]:
 
 
 class Lesson(NamedTuple):
-    """A lesson's exercises (number to title), the days on which they were passed, and
-    the quiz's best score.
-    """
+    """A lesson's exercises (number to title), the days on which they were passed, the quiz's best score."""
 
     number: int
     title: str
@@ -67,18 +55,26 @@ class Lesson(NamedTuple):
 
     @property
     def next(self) -> str:
-        """The first exercise that has not been passed yet, as "06.2 The best interval";
-        "" if there is none.
-        """
-        return next((f"{n} {title}" for n, title in self.exercises.items() if n not in self.passed), "")
+        """The first exercise that is not passed yet, as "06.2 The best interval"; "" if there is none."""
+        for number, title in self.exercises.items():
+            if number not in self.passed:
+                return f"{number} {title}"
+        return ""
 
     @property
     def cells(self) -> tuple[str, ...]:
-        taken = "{} of {} at the first try".format(*self.score) if self.score else "not taken"
-        quiz = taken if self.number in LESSONS else ""
+        number = f"{self.number:02d}"
+        name = f"{number} {self.title}"
+        if number in CORE:
+            name += " · core"
         done = f"{len(self.passed)} of {len(self.exercises)}"
-        core = " · core" * (f"{self.number:02d}" in CORE)
-        return f"{self.number:02d} {self.title}{core}", done, quiz, self.next or "all passed"
+        if self.number not in LESSONS:
+            quiz = ""
+        elif self.score is None:
+            quiz = "not taken"
+        else:
+            quiz = "{} of {} at the first try".format(*self.score)
+        return name, done, quiz, self.next or "all passed"
 
 
 @dataclass(frozen=True, repr=False)
@@ -130,26 +126,26 @@ class Passed:
 
     def __repr__(self) -> str:
         number, title = self.next
-        way = f"  Next: {number} {title}" if number else ""
-        return "\n".join(
-            filter(None, [f"✓ {self.number} {self.praise}", way, self.problem and f"  ({self.problem})"])
-        )
+        lines = [f"✓ {self.number} {self.praise}"]
+        if number:
+            lines.append(f"  Next: {number} {title}")
+        if self.problem:
+            lines.append(f"  ({self.problem})")
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         number, title = self.next
-        way = f"<br>Next: <a href='#exercise-{number[3:]}'>{number} · {escape(title)}</a>" if number else ""
-        said = f"<b>✓ {self.number}</b> {escape(self.praise)}{way}"
-        said += f"<br><i>{escape(self.problem)}</i>" * bool(self.problem)
-        return (
-            "<div role='status' style='border-left:6px solid #009e73;padding:4px"
-            f" 14px;line-height:1.6'>{said}</div>"
-        )
+        said = f"<b>✓ {self.number}</b> {escape(self.praise)}"
+        if number:
+            said += f"<br>Next: <a href='#exercise-{number[3:]}'>{number} · {escape(title)}</a>"
+        if self.problem:
+            said += f"<br><i>{escape(self.problem)}</i>"
+        look = "border-left:6px solid #009e73;padding:4px 14px;line-height:1.6"
+        return f"<div role='status' style='{look}'>{said}</div>"
 
 
 def progress(root: Path = ROOT) -> Progress:
-    """The progress in the exercises of `root`/exercises and in the quizzes. Raises
-    ValueError like `passed`.
-    """
+    """The progress in the exercises below `root` and in the quizzes. Raises ValueError like `passed`."""
     days = passed()
     scores = quiz_scores()
     found = []
@@ -168,4 +164,5 @@ def _exercises(path: Path) -> tuple[int, str, dict[str, str]]:
         raise ValueError(
             f"{path.name} does not begin with its number and title, as '# Exercises 06 · Recomputation'"
         )
-    return int(title[1]), title[2], {f"{title[1]}.{number}": name for number, name in HEADING.findall(text)}
+    exercises = {f"{title[1]}.{number}": name for number, name in HEADING.findall(text)}
+    return int(title[1]), title[2], exercises

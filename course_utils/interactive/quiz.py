@@ -1,6 +1,4 @@
-"""Quizzes: questions with one right choice, an explanation for every choice, and an
-attempt that keeps score.
-"""
+"""Quizzes: questions with one right choice, an explanation for every choice, and attempts that keep score."""
 
 import random
 import re
@@ -45,8 +43,7 @@ Numbers = tuple[str, Mapping[str, Any]]
 def worded(words: Path, numbers: Iterable[Numbers]) -> tuple[Question, ...]:
     """The questions of a TOML file in its order, with their numbers; KeyError for braces without a number.
 
-    Each question is a table: its `text`, the `right` choice and why it is right, and each `wrong` one and
-    why.
+    Each question is a table: its `text`, the `right` choice and why, and each `wrong` one and why.
     """
     known = dict(numbers)
     tables = tomllib.loads(words.read_text(encoding="utf-8"))
@@ -58,9 +55,9 @@ def _question(table: Mapping[str, Any], numbers: Mapping[str, Any]) -> Question:
         return [" ".join(text.split()).format_map(numbers) for text in texts]
 
     (text,) = filled([table["text"]])
-    return Question(
-        text, Choice(*filled(table["right"])), tuple(Choice(*filled(answer)) for answer in table["wrong"])
-    )
+    right = Choice(*filled(table["right"]))
+    wrong = tuple(Choice(*filled(answer)) for answer in table["wrong"])
+    return Question(text, right, wrong)
 
 
 @dataclass(frozen=True, repr=False)
@@ -79,9 +76,9 @@ class Quiz:
 
     def __str__(self) -> str:
         """The questions with their choices, for a terminal; which one is right stays unsaid."""
-        return "\n\n".join(
-            [self.title, *(_spelled(*numbered) for numbered in enumerate(self.questions, start=1))]
-        )
+        numbered = enumerate(self.questions, start=1)
+        spelled = [_spelled(number, question) for number, question in numbered]
+        return "\n\n".join([self.title, *spelled])
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         """Buttons where there is a kernel, choices that unfold where there is none, always the same text."""
@@ -110,9 +107,7 @@ def gb(size: int) -> str:
 
 
 class Attempt:
-    """One learner's way through a quiz. A question counts for the score if its first choice was the right
-    one.
-    """
+    """One learner's way through a quiz. A question counts for the score if its first choice was right."""
 
     def __init__(self, quiz: Quiz) -> None:
         self.quiz = quiz
@@ -146,19 +141,21 @@ class Attempt:
         if not self.finished:
             return f"{sum(map(self.solved, range(count)))} of {count} questions solved."
         missed = [str(number) for number, right in enumerate(self.first_tries, start=1) if not right]
-        again = f" Repeat question{'s' * (len(missed) > 1)} {sentence(missed)} another day." if missed else ""
+        again = ""
+        if missed:
+            questions = "question" if len(missed) == 1 else "questions"
+            again = f" Repeat {questions} {sentence(missed)} another day."
         return f"All solved, {count - len(missed)} of {count} at the first try.{again}"
 
 
 def verdict(question: Question, choice: Choice) -> str:
     """Say if `choice` is right, and why, or what is wrong with it."""
-    return f"{'Right.' if choice == question.right else 'Not quite.'} {choice.why}"
+    opening = "Right." if choice == question.right else "Not quite."
+    return f"{opening} {choice.why}"
 
 
 def ask(quiz: Quiz) -> Attempt:
-    """Put a quiz in a terminal, question by question until each is solved or the input ends; returns the
-    attempt.
-    """
+    """Ask a quiz in a terminal, each question until it is solved or the input ends; returns the attempt."""
     attempt = Attempt(quiz)
     print(quiz.title)
     try:
@@ -166,10 +163,12 @@ def ask(quiz: Quiz) -> Attempt:
             print(f"\n{_spelled(number + 1, question)}")
             known: dict[str, Choice] = dict(zip(LETTERS, question.choices, strict=False))
             while not attempt.solved(number):
-                choice = known.get(
-                    input(f"Your choice (a to {max(known)}): ").strip().lower().removesuffix(")")
-                )
-                print(attempt.choose(number, choice) if choice else f"Type a letter from a to {max(known)}.")
+                letter = input(f"Your choice (a to {max(known)}): ").strip().lower().removesuffix(")")
+                choice = known.get(letter)
+                if choice is None:
+                    print(f"Type a letter from a to {max(known)}.")
+                else:
+                    print(attempt.choose(number, choice))
     except EOFError:
         print()
     print(attempt.score)
@@ -177,7 +176,6 @@ def ask(quiz: Quiz) -> Attempt:
 
 
 def _spelled(number: int, question: Question) -> str:
-    choices = [
-        f"   {letter}) {choice.text}" for letter, choice in zip(LETTERS, question.choices, strict=False)
-    ]
+    pairs = zip(LETTERS, question.choices, strict=False)
+    choices = [f"   {letter}) {choice.text}" for letter, choice in pairs]
     return "\n".join([f"{number}. {question.text}", *choices])

@@ -1,5 +1,6 @@
 """A quiz as buttons in a notebook. Only notebooks import this module."""
 
+from functools import partial
 from typing import Any
 
 import ipywidgets
@@ -12,9 +13,7 @@ HEADING = "role='heading' aria-level='4'"
 
 
 class QuizForm(ipywidgets.VBox):
-    """Questions one under the other, a button for each choice. Inherits because only a widget can be shown as
-    one.
-    """
+    """Questions in a column, a button for each choice. Inherits because only a widget can be shown as one."""
 
     def __init__(self, quiz: Any) -> None:
         self.quiz = quiz
@@ -35,26 +34,25 @@ class QuizForm(ipywidgets.VBox):
         heading = ipywidgets.HTML(f"<div class='course-text course-question' {HEADING}>{text}</div>")
         buttons = [wide_button(choice.text, "course-choice") for choice in question.choices]
         for button, choice in zip(buttons, question.choices, strict=True):
-            button.on_click(lambda pressed, choice=choice: self._choose(number, pressed, choice))
+            button.on_click(partial(self._choose, number, choice))
         self.buttons.append(buttons)
         self.said.append(ipywidgets.HTML())
         return [heading, *buttons, self.said[-1]]
 
-    def _choose(self, number: int, button: ipywidgets.Button, choice: Any) -> None:
-        """Say at once what is right or wrong with a choice; the button stays enabled, so that the keyboard
-        keeps it.
-        """
-        before = self.attempt.finished
+    def _choose(self, number: int, choice: Any, button: ipywidgets.Button) -> None:
+        """Say at once what is right or wrong with a choice; the button stays enabled for the keyboard."""
+        was_finished = self.attempt.finished
         words = self.attempt.choose(number, choice)
-        right = choice == self.quiz.questions[number].right
-        mark, look = ("✓", "course-right") if right else ("✗", "course-wrong")
+        if choice == self.quiz.questions[number].right:
+            mark, look = "✓", "course-right"
+        else:
+            mark, look = "✗", "course-wrong"
         button.description = f"{mark} {choice.text}"
         button.add_class(look)
-        self.said[
-            number
-        ].value = f"<div class='course-text course-said {look}' role='status'>{marked(words)}</div>"
+        said = f"<div class='course-text course-said {look}' role='status'>{marked(words)}</div>"
+        self.said[number].value = said
         self._show_score()
-        if self.attempt.finished and not before:
+        if self.attempt.finished and not was_finished:
             tries = self.attempt.first_tries
             try:
                 mark_quiz(self.quiz.lesson, sum(tries), len(tries))
@@ -71,9 +69,8 @@ class QuizForm(ipywidgets.VBox):
         self._show_score()
 
     def _show_score(self) -> None:
-        self.score.value = (
-            f"<div class='course-text course-question' role='status'><b>{self.attempt.score}</b></div>"
-        )
+        score = f"<b>{self.attempt.score}</b>"
+        self.score.value = f"<div class='course-text course-question' role='status'>{score}</div>"
         self.restart.layout.display = "" if any(self.attempt.chosen) else "none"
 
     def __repr__(self) -> str:

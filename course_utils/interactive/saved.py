@@ -12,9 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Saved:
-    """One storage that autograd keeps for backward: which operation keeps it, its shape, its dtype, its
-    bytes.
-    """
+    """One storage that autograd keeps for backward: which operation keeps it, its shape, dtype and bytes."""
 
     name: str
     shape: tuple[int, ...]
@@ -23,6 +21,7 @@ class Saved:
 
 
 DTYPES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+SHORT = {long: short for short, long in DTYPES.items()}
 
 
 def saved_by(
@@ -31,16 +30,15 @@ def saved_by(
     dtype: str = "fp32",
     device: str = "cpu",
 ) -> list[Saved]:
-    """Run `operation` (a module or a function) and list each storage that autograd keeps for backward, once
-    each.
+    """Run `operation` (a module or a function) and list each storage that autograd keeps for backward, once.
 
     `inputs` are tensors, or shapes of random tensors of `dtype` that need gradients; a module runs with its
     weights in `dtype`, which are left out. `device` is "cpu", or "gpu" for a simulated one, whose kernels may
     keep other things (statistics in fp32). Raises ValueError for an unknown dtype or device;
     SimulationUnavailable where no GPU can be simulated.
     """
-    for value, known, what in ((dtype, DTYPES, "dtype"), (device, ("cpu", "gpu"), "device")):
-        check_known(what, value, known)
+    check_known("dtype", dtype, DTYPES)
+    check_known("device", device, ("cpu", "gpu"))
     if device == "cpu":
         return _saved_now(operation, inputs, dtype, device)
     from ..measuring.simulated import simulated_gpu
@@ -65,24 +63,18 @@ def _saved_now(
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     weights = {name: _moved(tensor, dtype, device) for name, tensor in state.items()}
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        result = (
-            torch.func.functional_call(module, weights, tensors)
-            if module is operation
-            else operation(*tensors)
-        )
+        if module is operation:
+            result = torch.func.functional_call(module, weights, tensors)
+        else:
+            result = operation(*tensors)
     own = set(map(_storage, weights.values()))
     labels = _labels(result)
-    short = {f"torch.{long}": name for name, long in DTYPES.items()}
-    return [
-        Saved(
-            labels.get(key, "saved"),
-            tuple(tensor.shape),
-            short.get(str(tensor.dtype), str(tensor.dtype).removeprefix("torch.")),
-            tensor.untyped_storage().nbytes(),
-        )
-        for key, tensor in kept.items()
-        if key not in own
-    ]
+    return [_described(tensor, labels.get(key, "saved")) for key, tensor in kept.items() if key not in own]
+
+
+def _described(tensor: "torch.Tensor", name: str) -> Saved:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return Saved(name, tuple(tensor.shape), SHORT.get(dtype, dtype), tensor.untyped_storage().nbytes())
 
 
 def _tensor(item: "Sequence[int] | torch.Tensor", dtype: str, device: str) -> "torch.Tensor":
@@ -98,9 +90,7 @@ def _tensor(item: "Sequence[int] | torch.Tensor", dtype: str, device: str) -> "t
 
 
 def _moved(tensor: "torch.Tensor", dtype: str | None, device: str) -> "torch.Tensor":
-    """`tensor` in `dtype` (None, or one that holds no fractions, keeps its own) on the CPU or on the
-    simulated GPU.
-    """
+    """`tensor` in `dtype` (its own for None, or if it holds no fractions), on the CPU or a simulated GPU."""
     import torch
 
     kind = getattr(torch, DTYPES[dtype]) if dtype and tensor.is_floating_point() else tensor.dtype
@@ -114,14 +104,13 @@ def _storage(tensor: "torch.Tensor") -> int:
 
 
 def _labels(result: Any) -> dict[int, str]:
-    """A name for each storage kept: the operation in whose backward it is used first,
-    and what it is there.
-    """
+    """A name for each storage kept: the operation whose backward uses it first, and what it is there."""
     labels: dict[int, str] = {}
     outputs = result if isinstance(result, tuple | list) else [result]
     waiting: list[Any] = [getattr(output, "grad_fn", None) for output in outputs]
     seen = {None}
-    while waiting:  # the graph's nodes, last operation first
+    # The graph's nodes, last operation first, as backward meets them. A node's `_saved_…` are its tensors.
+    while waiting:
         node = waiting.pop(0)
         if node in seen:
             continue

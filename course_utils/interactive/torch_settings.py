@@ -1,6 +1,4 @@
-"""Torch's global settings: back to its defaults around each check. Import this only where torch is imported
-anyway.
-"""
+"""Restore torch's default settings around each check. Import this only where torch is imported anyway."""
 
 from collections.abc import Callable
 from functools import partial
@@ -53,9 +51,8 @@ SETTINGS = (
     Setting("default dtype", torch.float32, torch.get_default_dtype, torch.set_default_dtype),
     Setting("default device", "cpu", _default_device, lambda _: torch.set_default_device(None)),
     Setting("inference mode", False, torch.is_inference_mode_enabled, _set_inference_mode),
-    Setting(
-        "grad mode", True, torch.is_grad_enabled, torch.set_grad_enabled
-    ),  # after inference mode, which sets it
+    # after inference mode, which sets it
+    Setting("grad mode", True, torch.is_grad_enabled, torch.set_grad_enabled),
     Setting(
         "autocast on the CPU",
         False,

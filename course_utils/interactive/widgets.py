@@ -1,8 +1,7 @@
-"""Sliders for lessons: the Explorer of training runs, and the bytes of one tensor. Only notebooks import
-this.
+"""Sliders for lessons: the Explorer of training runs, and the bytes of one tensor.
 
-Pictures are strings set into an HTML widget: unlike `interact` and `Output`, that leaves stored outputs as
-they were.
+Only notebooks import this. Pictures are strings set into an HTML widget: unlike `interact` and `Output`, that
+leaves stored outputs as they were.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -49,8 +48,9 @@ def wide_button(text: str, look: str) -> ipywidgets.Button:
 
 
 class Explorable(ipywidgets.VBox):
-    """Controls above a picture. Inherits because only a widget can be shown as one; subclasses define
-    `redraw`.
+    """Controls above a picture, drawn by a subclass's `redraw`.
+
+    Inherits because only a widget can be shown as one.
     """
 
     invitation = ""
@@ -72,25 +72,22 @@ class Explorable(ipywidgets.VBox):
         return [ipywidgets.Box([*self.controls.values()]).add_class("course-grid"), self.picture]
 
     def update(self, change: object = None) -> None:
-        """Draws what the controls say. An impossible combination is explained, and the last picture stays,
-        greyed.
-        """
+        """Draws what the controls say, or explains why they are impossible and greys the last picture."""
         try:
             self.figure, self.message = self.redraw()
-            role, look, drawn = "status", "", self.figure.inline
+            role = "status"
+            look = ""
+            drawn = self.figure.inline
         except ValueError as error:
             self.message = f"<b>✗ Not possible:</b> {escape(str(error))}."
             role = "alert"
             look = " style='opacity:0.25'"
             drawn = self.figure.inline if self.figure else ""
-        self.show(
-            f"<div role='{role}' style='line-height:1.6'>{self.message}</div>", f"<div{look}>{drawn}</div>"
-        )
+        said = f"<div role='{role}' style='line-height:1.6'>{self.message}</div>"
+        self.show(said, f"<div{look}>{drawn}</div>")
 
     def show(self, said: str, drawn: str) -> None:
-        """Sets words and picture, as HTML, in one message, so that they never contradict each other on the
-        page.
-        """
+        """Sets words and picture, as HTML, in one message: on the page they never contradict each other."""
         self.picture.value = f"{said}{drawn}"
 
     def __repr__(self) -> str:
@@ -147,9 +144,7 @@ class Explorer(Explorable):
 
     @property
     def run(self) -> TrainingRun:
-        """The run that has been chosen. Raises ValueError, saying why, where the choices contradict each
-        other.
-        """
+        """The run that has been chosen. Raises ValueError, saying why, if choices contradict each other."""
         chosen = {name: value for name, value in self.chosen.items() if name != "gpu"}
         if chosen.get("model") == self.first.model.name:
             chosen["model"] = self.first.model  # a configuration of the learner's own is known by no name
@@ -162,14 +157,17 @@ class Explorer(Explorable):
         return estimate(self.run)
 
     def redraw(self) -> tuple[Figure, str]:
-        run, card, breakdown = self.run, self.gpu, self.breakdown
+        run = self.run
+        card = self.gpu
+        breakdown = self.breakdown
         figure = peak_stack(run, breakdown, card, fit_words(breakdown.total, card))
         return figure, f"{verdict_html(breakdown.total, card)}{escape(lacks(run, card))}{code_html(run)}"
 
 
 def verdict_html(total: int, card: Gpu) -> str:
+    mark = "✓" if total <= card.room else "✗"
     verdict = fit_words(total, card)
-    return f"<b>{'✓' if total <= card.room else '✗'} {escape(verdict[0].upper() + verdict[1:])}.</b>"
+    return f"<b>{mark} {escape(verdict[0].upper() + verdict[1:])}.</b>"
 
 
 def code_html(run: TrainingRun) -> str:
@@ -178,9 +176,7 @@ def code_html(run: TrainingRun) -> str:
 
 
 class TensorSlider(Explorable):
-    """Controls for one tensor, and its `.bytes` next to 1 GB and 1 GiB. ValueError for a shape that no tensor
-    has.
-    """
+    """Controls for one tensor, and its `.bytes` next to 1 GB and 1 GiB. ValueError for impossible shapes."""
 
     invitation = "Sliders for the bytes of one tensor: run this cell to use them."
 
@@ -227,13 +223,15 @@ def tensor_figure(size: int, title: str) -> Figure:
     scale = (canvas.width - 2 * MARGIN - 40) / largest
     top = canvas.title(title) + 34
     for tick in ticks(0, largest / GB, 4 if canvas.narrow else 7):
-        canvas.line(MARGIN + tick * GB * scale, top - 6, MARGIN + tick * GB * scale, top + 55)
-        canvas.text(MARGIN + tick * GB * scale, top + 70, number(tick), 12, QUIET, text_anchor="middle")
+        x = MARGIN + tick * GB * scale
+        canvas.line(x, top - 6, x, top + 55)
+        canvas.text(x, top + 70, number(tick), 12, QUIET, text_anchor="middle")
     canvas.rect(MARGIN, top, size * scale, 42, "#009E73", data_bytes=size)
     for unit, name, anchor, aside in ((GB, "1 GB", "end", -5), (GiB, "1 GiB", "start", 5)):
         x = MARGIN + unit * scale
         canvas.line(x, top - 12, x, top + 50, INK, stroke_width=1.5, data_unit=unit)
-        canvas.halo_text(max(x + aside, 52 if anchor == "end" else 0), top - 12, name, 12, text_anchor=anchor)
+        leftmost = 52 if anchor == "end" else 0  # or the text would begin outside the picture
+        canvas.halo_text(max(x + aside, leftmost), top - 12, name, 12, text_anchor=anchor)
     canvas.line(MARGIN, top + 50, canvas.width - MARGIN - 40, top + 50, RULE)
     canvas.text(canvas.width / 2, top + 88, "GB", 12, QUIET, text_anchor="middle")
     alt = f"{title}. A bar on an axis where 1 GB and, 7 percent further, 1 GiB are marked."
