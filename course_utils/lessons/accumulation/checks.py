@@ -1,4 +1,4 @@
-"""Checks of the exercises of lessons 07 and 07b: each names the misconception, never the answer."""
+"""Checks of lessons 07 and 07b: each names the misconception, never the answer."""
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -15,9 +15,10 @@ from ..shared.judging import forward_backward, same, seeded
 from ..shared.language_model import batches, language_model, vocabulary
 from .micro_batches import IGNORED, MicroBatch, mean_loss
 
-# ----------------------------------------------------------------------------------------------------- 07.1:
-# train_pass
+# --------------------------------------------------------------------------------------------------
+# 07.1: train_pass
 WORDS = 7
+
 # real tokens of each micro-batch, and how many make a group
 STREAMS: dict[str, tuple[tuple[int, ...], int]] = {
     "lengths that differ": ((4, 60, 17, 33, 9, 28, 71, 12, 40, 6), 4),
@@ -40,9 +41,7 @@ def micro_batch(real: int) -> MicroBatch:
 
 
 class Bigrams(nn.Module):
-    """A model with one table, in fp64, whose dropout depends on the micro-batch alone; it notes what is
-    alive.
-    """
+    """A table in fp64 whose dropout depends on the micro-batch alone; it notes what a loop does with it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,18 +49,19 @@ class Bigrams(nn.Module):
             torch.linspace(-1, 1, WORDS * WORDS, dtype=torch.float64).reshape(WORDS, WORDS)
         )
         self.unused = nn.Parameter(torch.ones(3))
-        self.handed: list[weakref.ref[torch.Tensor]] = []
-        self.alive = 0
+        self.handed: list[weakref.ref[torch.Tensor]] = []  # the tokens of all micro-batches so far
+        self.alive = 0  # the most of them that were alive in a forward
         self.steps = 0
-        self.begins = False
-        self.dirty = False
-        self.used = True
-        self.ahead = False
+        self.begins = False  # the next forward is the first of its group
+        self.dirty = False  # a group began with the gradients of the one before
+        self.used = True  # the last micro-batch went forward, or is padding
+        self.ahead = False  # a micro-batch was taken before the last one was used
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         self.alive = max(self.alive, sum(one() is not None for one in self.handed))
         self.dirty |= self.begins and self.table.grad is not None and bool(self.table.grad.any())
-        self.begins, self.used = False, True
+        self.begins = False
+        self.used = True
         with seeded(int(tokens.sum())):
             return nn.functional.dropout(self.table[tokens], 0.2)
 
@@ -72,11 +72,12 @@ class Bigrams(nn.Module):
             self.handed.append(weakref.ref(part[0]))
             self.used = not real
             yield part
-            del part
+            del part  # else it would live until the next one is made
             self.ahead |= not self.used
 
     def stepped(self, *_: Any) -> None:
-        self.begins, self.steps = True, self.steps + 1
+        self.begins = True
+        self.steps += 1
 
 
 def passed(loop: Callable[..., Any], counts: Sequence[int], k: int) -> tuple[Bigrams, Any, int]:
@@ -104,9 +105,7 @@ def looking_ahead(
     k: int,
     weigh: Weigh = _share,
 ) -> list[float]:
-    """A pass that knows all its micro-batches beforehand, and multiplies each mean loss by its weight in its
-    group.
-    """
+    """A pass that knows all its micro-batches beforehand; a mean loss counts by its weight in its group."""
     losses = []
     parts = list(loader)
     for group in (parts[first : first + k] for first in range(0, len(parts), k)):
@@ -118,6 +117,10 @@ def looking_ahead(
             optimizer.step()
             losses.append(loss.item())
     return losses
+
+
+def _last_alone(part: MicroBatch, group: Sequence[MicroBatch], k: int) -> float:
+    return _share(part, group, k) if part is group[-1] else 0.0
 
 
 PASS_MISTAKES: dict[str, tuple[Weigh, ...]] = {  # what learners make of a micro-batch's weight, by their hint
@@ -136,9 +139,7 @@ PASS_MISTAKES: dict[str, tuple[Weigh, ...]] = {  # what learners make of a micro
     "You divide by the number of micro-batches. How many tokens are in this sum?": (
         lambda part, group, _: real_tokens(part) / len(group),
     ),
-    "You call zero_grad within a group: that throws away the sum so far.": (
-        lambda part, group, k: _share(part, group, k) * (part is group[-1]),
-    ),
+    "You call zero_grad within a group: that throws away the sum so far.": (_last_alone,),
 }
 STREAM = "The loader is a stream: it hands out one micro-batch at a time, and cannot say how many there are."
 UNUSED = {"'NoneType'": "A weight that no loss has used has no gradient: its `.grad` is None."}
@@ -151,9 +152,7 @@ PASS_HINTS = {"has no len()": STREAM, "not subscriptable": STREAM, **UNUSED}
     "Seven streams run, with two epochs each: this takes up to ten seconds.",
 )
 def train_pass(answer: Any) -> None:
-    """`answer(model, optimizer, loader, k)` takes a step per k micro-batches and returns each step's mean
-    loss.
-    """
+    """`answer(model, optimizer, loader, k)` takes a step per k micro-batches and returns the mean losses."""
     asked = partial(call, answer, returns=(list, tuple), may_change=range(4), hints=PASS_HINTS)
     held = 0
     for name, (counts, k) in STREAMS.items():
@@ -174,29 +173,28 @@ def train_pass(answer: Any) -> None:
                 tables = [passed(partial(looking_ahead, weigh=weigh), counts, k)[0].table for weigh in weighs]
                 expect(not any(same([table], [model.table]) for table in tables), message)
             fail(
-                f"With {name}: the weights end elsewhere. Do you step on the mean over all real tokens of the"
-                " group?"
+                f"With {name}: the weights end elsewhere. "
+                "Do you step on the mean over all real tokens of the group?"
             )
         for one in losses:
-            expect(
-                not getattr(one, "requires_grad", False), "You return a loss with its graph: use `.item()`."
-            )
+            graph = getattr(one, "requires_grad", False)
+            expect(not graph, "You return a loss with its graph: use `.item()`.")
         mine = [float(of_kind(one, Real, "In your list there is")) for one in losses]
-        expect(
-            alike(mine, means),
-            f"With {name}: a loss that you return is not the mean per real token of its step.",
-        )
+        other = f"With {name}: a loss that you return is not the mean per real token of its step."
+        expect(alike(mine, means), other)
         clean = all(weight.grad is None for weight in model.parameters())
         expect(clean, f"With {name}: some `.grad` is not None after the pass. Who clears it?")
-        held = max(held, model.alive, 3 * model.ahead)
+        held = max(held, model.alive)
+        if model.ahead:  # as bad as holding several
+            held = max(held, 3)
     one, several = (passed(asked, [60] * k, k)[-1] for k in (1, 4))
     waits = "you keep graphs, or outputs of the model, until the group is complete."
     expect(several < 1.6 * one, f"The numbers are right, the memory is not: {waits}")
     expect(held <= 2, "You hold several micro-batches at a time: finish one before you take the next.")
 
 
-# ------------------------------------------------------------------------------------------------- 07.2:
-# add_up_in_fp32
+# --------------------------------------------------------------------------------------------------
+# 07.2: add_up_in_fp32
 Gradients = list[Any]  # of each weight a tensor, or None
 
 
@@ -211,9 +209,7 @@ def tower(width: int) -> nn.Sequential:
 
 
 def added(each: Sequence[Gradients], add: Callable[..., Any] = torch.add) -> Gradients:
-    """The sums of several lists of gradients, by a function that adds one of bf16 to
-    what there is in fp32.
-    """
+    """The sums of several lists of gradients; `add` adds one of bf16 to the sum in fp32."""
     return [
         None if first is None else reduce(add, more, first.float())
         for first, *more in zip(*each, strict=True)
@@ -221,8 +217,8 @@ def added(each: Sequence[Gradients], add: Callable[..., Any] = torch.add) -> Gra
 
 
 SUM_MISTAKES: Mistakes = {  # how a gradient is added to what there is
-    "Only the last micro-batch is left in the masters: add to `.grad`, do not replace it.": lambda _, new: (
-        new.float()
+    "Only the last micro-batch is left in the masters: add to `.grad`, do not replace it.": (
+        lambda _, new: new.float()
     ),
     "The sum is rounded to bf16: in which format do you add?": (
         lambda total, new: (total.bfloat16() + new).float()
@@ -231,18 +227,19 @@ SUM_MISTAKES: Mistakes = {  # how a gradient is added to what there is
 FROZEN = {
     "hook on a tensor that doesn": "A frozen weight takes no hook, because it gets no gradient: leave it out."
 }
+IN_FP32 = "A master's `.grad` must be fp32, like the master, not bf16."
 SUM_HINTS = {
     **FROZEN,
-    **dict.fromkeys(
-        ("different type", "dtype"), "A master's `.grad` must be fp32, like the master, not bf16."
-    ),
+    "different type": IN_FP32,
+    "dtype": IN_FP32,
     "size": (
-        "A gradient goes to another weight's master. Which value does your loop variable have when the hook"
-        " runs? Or does a frozen weight shift your pairs?"
+        "A gradient goes to another weight's master. "
+        "Which value does your loop variable have when the hook runs? "
+        "Or does a frozen weight shift your pairs?"
     ),
     "'NoneType'": (
-        "Your hook finds None. A master's `.grad` is None until its first gradient, and after zero_grad. Or "
-        "do you read another weight, because your loop variable has its last value when the hook runs?"
+        "Your hook finds None. A master's `.grad` is None until its first gradient, and after zero_grad. "
+        "Or do you read another weight, because your loop variable has its last value when the hook runs?"
     ),
 }
 
@@ -258,9 +255,8 @@ def add_up_in_fp32(answer: Any) -> None:
             inputs = list(torch.randn(steps, 2, width).bfloat16())
         usual = [forward_backward(model, [x], weights) for x in inputs]
         model.zero_grad()
-        handles = call(
-            answer, list(weights), list(masters), returns=(list, tuple), hints=SUM_HINTS, may_change=(0, 1)
-        )
+        asked = partial(call, answer, returns=(list, tuple), hints=SUM_HINTS, may_change=(0, 1))
+        handles = asked(list(weights), list(masters))
         for when in ("", "After zero_grad: "):
             for master in masters:
                 expect(when or master.grad is None, "A master has a gradient before any backward.")
@@ -269,7 +265,7 @@ def add_up_in_fp32(answer: Any) -> None:
             held = any(one is not None for ran in rans for one in ran.gradients[1:])
             expect(not held, "Weights still hold their gradient after backward: both copies stay in memory.")
             _expect_sums([master.grad for master in masters], [ran.gradients[1:] for ran in usual], when)
-        # instead of which `usual` has all gradients in bf16
+        # The usual backward ends with all gradients in bf16; here the sums in fp32 take their place.
         sums = sum(4 * weight.numel() for weight in weights)
         late = (
             "Gradients in bf16 wait until backward ends. What still refers to a gradient after you added it?"
@@ -290,21 +286,21 @@ def _expect_sums(got: Gradients, each: Sequence[Gradients], when: str) -> None:
     right = added(each)
     if same(got, right, 1e-6):
         return
-    nobody = [wanted is None for mine, wanted in zip(got, right, strict=True) if mine is not None]
-    expect(nobody, f"{when}No master has a gradient.")
-    missing = any(mine is None and wanted is not None for mine, wanted in zip(got, right, strict=True))
+    pairs = list(zip(got, right, strict=True))
+    unwanted = [wanted is None for mine, wanted in pairs if mine is not None]
+    expect(unwanted, f"{when}No master has a gradient.")
+    missing = any(mine is None and wanted is not None for mine, wanted in pairs)
     expect(not missing, SUM_HINTS["size"])
-    expect(
-        not any(nobody),
-        f"{when}A weight got no gradient, but its master has one: an optimizer would decay it.",
-    )
+    decayed = f"{when}A weight got no gradient, but its master has one: an optimizer would decay it."
+    expect(not any(unwanted), decayed)
     for message, add in SUM_MISTAKES.items():
         expect(not same(got, added(each, add), 1e-6), f"{when}{message}")
     fail(f"{when}Some sum is off. Is each gradient added once, and unchanged, to its own weight's master?")
 
 
-# -------------------------------------------------------------------------------------------------- 07.3:
-# measure_noise
+# --------------------------------------------------------------------------------------------------
+# 07.3: measure_noise
+
 # different micro-batches, sequences in each, times repeated
 NOISE_CASES = ((4, 2, 1), (2, 1, 1), (6, 3, 1), (1, 2, 3))
 
@@ -312,16 +308,16 @@ NOISE_CASES = ((4, 2, 1), (2, 1, 1), (6, 3, 1), (1, 2, 3))
 def small_gpt() -> nn.Module:
     """A small GPT in fp64, with one weight that nobody uses and one that is frozen."""
     model = language_model(layers=1, hidden=32).double()
-    model.unused, model.frozen = (
-        nn.Parameter(torch.ones(3), requires_grad=learns) for learns in (True, False)
-    )
+    model.unused = nn.Parameter(torch.ones(3))
+    model.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
     return model
 
 
 def opposed() -> list[MicroBatch]:
-    """Two micro-batches whose gradients nearly cancel, so that the estimate of |G|² is negative: the same
-    sequence many times, followed by each character of one half of the vocabulary, then by each of the other
-    half.
+    """Two micro-batches whose gradients nearly cancel, so that the estimate of |G|² is negative.
+
+    Both have the same sequence many times, followed by each character of one half of the vocabulary, or by
+    each of the other half.
     """
     tokens, _ = next(batches(1, 1, 8))
     half = len(vocabulary()) // 2
@@ -345,28 +341,36 @@ def noise_right(b: int, lengths: Sequence[float], long: float, *_: Any) -> tuple
 
 
 def _scaled(power: int) -> Callable[..., tuple[float, float]]:
+    """`noise_right` of squared lengths times k to this power."""
     return lambda b, s, q, _: noise_right(b, [one * len(s) ** power for one in s], q)
 
 
-# of sequences in a micro-batch, and squared lengths: of each gradient, their mean, sums
+def _noise_scale(*case: Any) -> tuple[float, float]:
+    signal, noise = noise_right(*case)
+    return signal, noise / signal
+
+
+def _cut_off(*case: Any) -> tuple[float, float]:
+    signal, noise = noise_right(*case)
+    return max(signal, 0.0), noise
+
+
+# of the sequences in a micro-batch, and of squared lengths: each gradient's, their mean's, their sums'
 NOISE_MISTAKES: Mistakes = {
     "You measure gradients of loss / k. How long is the gradient of a micro-batch's own loss?": _scaled(-2),
-    "A squared length changes with the square of a factor. By which factor do you divide each loss?": _scaled(
-        -1
+    "A squared length changes with the square of a factor. By which factor do you divide each loss?": (
+        _scaled(-1)
     ),
-    "`len` of a pair is 2. How many sequences does a micro-batch have?": lambda b, s, q, _: noise_right(
-        2, s, q
+    "`len` of a pair is 2. How many sequences does a micro-batch have?": (
+        lambda b, s, q, _: noise_right(2, s, q)
     ),
-    "Return |G|² and tr(Σ) themselves, not their ratio, the noise scale.": lambda b, s, q, _: (
-        noise_right(b, s, q)[0],
-        noise_right(b, s, q)[1] / noise_right(b, s, q)[0],
-    ),
+    "Return |G|² and tr(Σ) themselves, not their ratio, the noise scale.": _noise_scale,
     "You add up the micro-batches' squared lengths. The equation has their mean.": _scaled(1),
     "`register_post_accumulate_grad_hook` runs after the adding, so it finds sums. Which hook runs before?": (
         lambda b, s, q, sums: noise_right(b, sums, q)
     ),
-    "You look at only the first micro-batch. The others say as much.": lambda b, s, q, _: noise_right(
-        b, s[:1] * len(s), q
+    "You look at only the first micro-batch. The others say as much.": (
+        lambda b, s, q, _: noise_right(b, s[:1] * len(s), q)
     ),
     "Your |G|² is the squared length of the mean of k gradients: a little noise is still in it.": (
         lambda b, s, q, _: (q, noise_right(b, s, q)[1])
@@ -377,13 +381,10 @@ NOISE_MISTAKES: Mistakes = {
     "Your tr(Σ) is the noise of a micro-batch's gradient. Return the noise of one sequence.": (
         lambda b, s, q, _: noise_right(1, s, q)
     ),
-    "Your two numbers are in the wrong order: first |G|², then tr(Σ).": lambda *case: noise_right(*case)[
-        ::-1
-    ],
-    "Your |G|² never falls below 0. Cut off like this, the estimate is too large on average.": lambda *case: (
-        max(noise_right(*case)[0], 0.0),
-        noise_right(*case)[1],
+    "Your two numbers are in the wrong order: first |G|², then tr(Σ).": (
+        lambda *case: tuple(reversed(noise_right(*case)))
     ),
+    "Your |G|² never falls below 0. Cut off like this, the estimate is too large on average.": _cut_off,
 }
 NOISE_HINTS = FROZEN | UNUSED
 NOISE_HINTS["the size of value"] = (
@@ -408,30 +409,39 @@ def measure_noise(answer: Any) -> None:
         got.append([float(of_kind(value, Real, "In your pair there is")) for value in pair])
         sums = [squared(added(each[:number])) for number in range(1, len(each) + 1)]
         known.append((b, list(map(squared, each)), squared(mean_of(each)), sums))
-        left = [weight.grad for weight in model.parameters() if weight.requires_grad]
-        expect(
-            any(one is not None for one in left), "Nothing is left in `.grad`: how should the optimizer step?"
-        )
-        if not same(left, mean_of(each)):
-            alone = any(same(left, mean_of(each[-1:], scale)) for scale in (1, 1 / len(each)))
-            expect(not alone, "Only the last micro-batch is left in `.grad`: who cleared the others?")
-            long = same(left, mean_of(each, len(each)))
-            expect(not long, "The sum of k gradients is left in `.grad`, k times too long for a step.")
-            fail("`.grad` is not the gradient of the mean over all micro-batches.")
+        _expect_mean([weight.grad for weight in model.parameters() if weight.requires_grad], each)
         expect(not hooked(model), "Your hooks are still on the weights, and run in every later backward.")
     otherwise = (
         "Your two numbers are off. Write |G|² + tr(Σ)/B for a micro-batch and for all of them, and solve."
     )
     recognized(got, known, noise_right, NOISE_MISTAKES, otherwise, _close)
-    peaks = []
-    for loop in (accumulated, answer):
-        model = small_gpt()
-        parts = list(batches(4, 2))
-        with Tracker("cpu") as tracker:
-            loop(model, parts)
-        peaks.append(tracker.at(tracker.peak_event()).total)
     second = "The numbers are right, the memory is not: you keep another set of gradients next to `.grad`."
-    expect(peaks[1] < peaks[0] + 4 * sum(weight.numel() for weight in small_gpt().parameters()), second)
+    # half of such a set: gradients are in fp64
+    margin = 4 * sum(weight.numel() for weight in small_gpt().parameters())
+    usual = _peak_of(accumulated)
+    expect(_peak_of(answer) < usual + margin, second)
+
+
+def _expect_mean(left: Gradients, each: Sequence[Gradients]) -> None:
+    """Raise CheckFailed unless the gradients that are left are the mean of those of each micro-batch."""
+    some = any(one is not None for one in left)
+    expect(some, "Nothing is left in `.grad`: how should the optimizer step?")
+    if same(left, mean_of(each)):
+        return
+    alone = any(same(left, mean_of(each[-1:], scale)) for scale in (1, 1 / len(each)))
+    expect(not alone, "Only the last micro-batch is left in `.grad`: who cleared the others?")
+    long = same(left, mean_of(each, len(each)))
+    expect(not long, "The sum of k gradients is left in `.grad`, k times too long for a step.")
+    fail("`.grad` is not the gradient of the mean over all micro-batches.")
+
+
+def _peak_of(loop: Callable[..., Any]) -> int:
+    """The most bytes that are new at once while `loop(model, parts)` runs."""
+    model = small_gpt()
+    parts = list(batches(4, 2))
+    with Tracker("cpu") as tracker:
+        loop(model, parts)
+    return tracker.at(tracker.peak_event()).total
 
 
 def _close(mine: Sequence[Any], right: Sequence[Any]) -> bool:
@@ -446,7 +456,7 @@ def accumulated(model: nn.Module, parts: Sequence[MicroBatch]) -> None:
         (mean_loss(model, part) / len(parts)).backward()
 
 
-# ----------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # 07.4: rate
 RATE_CASES = (
     *((step, 500, 0.1, 32, "sgd") for step in (0, 250, 500, 900)),
@@ -456,29 +466,32 @@ RATE_CASES = (
 
 
 def rate_right(step: int, warm: int, rate: float, k: int, optimizer: str) -> float:
-    """k·rate for "sgd" (Goyal et al. 2017), √k·rate for "adam" (Granziol 2022), after a straight line from
-    `rate`.
-    """
+    """k·rate for "sgd" (Goyal et al. 2017), √k·rate for "adam" (Granziol 2022), after a line from `rate`."""
     peak = rate * {"sgd": k, "adam": k**0.5}[optimizer]
     return peak if step >= warm else rate + (peak - rate) * step / warm
 
 
+def _rate_swapped(step: int, warm: int, rate: float, k: int, optimizer: str) -> float:
+    other = "sgd" if optimizer == "adam" else "adam"
+    return rate_right(step, warm, rate, k, other)
+
+
 RATE_MISTAKES: Mistakes = {
-    "You scale by k for Adam, too. Its rule is different.": lambda t, w, r, k, o: rate_right(
-        t, w, r, k, "sgd"
+    "You scale by k for Adam, too. Its rule is different.": (
+        lambda t, w, r, k, o: rate_right(t, w, r, k, "sgd")
     ),
-    "You scale by √k for SGD, too. Its rule is linear.": lambda t, w, r, k, o: rate_right(t, w, r, k, "adam"),
-    "The two rules are swapped.": lambda t, w, r, k, o: rate_right(
-        t, w, r, k, "sgd" if o == "adam" else "adam"
+    "You scale by √k for SGD, too. Its rule is linear.": (
+        lambda t, w, r, k, o: rate_right(t, w, r, k, "adam")
     ),
-    "You start from zero, not from the small batch's rate.": lambda t, w, r, k, o: (
-        rate_right(w, w, r, k, o) * min(1, t / w)
+    "The two rules are swapped.": _rate_swapped,
+    "You start from zero, not from the small batch's rate.": (
+        lambda t, w, r, k, o: rate_right(w, w, r, k, o) * min(1, t / w)
     ),
-    "There is no warm-up: your rate is at its peak from the first step.": lambda t, *case: rate_right(
-        10**6, *case
+    "There is no warm-up: your rate is at its peak from the first step.": (
+        lambda t, *case: rate_right(10**6, *case)
     ),
-    "Your rate still grows after the warm-up.": lambda t, w, r, k, o: (
-        r + (rate_right(w, w, r, k, o) - r) * t / w
+    "Your rate still grows after the warm-up.": (
+        lambda t, w, r, k, o: r + (rate_right(w, w, r, k, o) - r) * t / w
     ),
     "Your rate never changes: where do you use k?": lambda t, w, r, k, o: r,
 }
@@ -486,9 +499,7 @@ RATE_MISTAKES: Mistakes = {
 
 @exercise("07.4", "Linear or √k, and gently at first.")
 def rate(answer: Any) -> None:
-    """`answer(step, warm, rate, k, optimizer)` is the learning rate of a step for a
-    batch k times as large.
-    """
+    """`answer(step, warm, rate, k, optimizer)` is a step's learning rate for a batch k times as large."""
     got = [call(answer, step=t, warm=w, rate=r, k=k, optimizer=o) for t, w, r, k, o in RATE_CASES]
     otherwise = "Some rate is off: what is it at step 0, what from step `warm` on, and what halfway between?"
     recognized(got, RATE_CASES, rate_right, RATE_MISTAKES, otherwise)

@@ -16,7 +16,7 @@ def theta_paths(fit: LineFit, paths: Mapping[str, Sequence[Point]], title: str) 
     """Paths of θ side by side over the same contour lines, each with its name."""
     canvas = Canvas()
     top = canvas.title(title) + 12
-    columns = 1 if canvas.narrow else len(paths)
+    columns = 1 if canvas.narrow else len(paths)  # on a narrow page, one below the other
     width = (canvas.width - 2 * MARGIN - PANEL_GAP * (columns - 1)) / columns
     rings = [contour(fit, START, part) for part in (1.0, 0.55, 0.25, 0.07)]
     xs, ys = zip(*(point for line in (*rings, *paths.values()) for point in line), strict=True)
@@ -38,8 +38,9 @@ def theta_paths(fit: LineFit, paths: Mapping[str, Sequence[Point]], title: str) 
 
 def contour(fit: LineFit, through: Point, part: float) -> list[Point]:
     """The closed line on which the loss is above its minimum by `part` of what it is at `through`."""
-    (b, c, _, _) = fit.moments()
-    (x, y) = fit.best()
+    # with the means b of x and c of x², twice the loss above its minimum is p² + 2·b·p·q + c·q²
+    b, c, _, _ = fit.moments()
+    x, y = fit.best()
     across = through[0] - x
     up = through[1] - y
     radius = math.sqrt(part * (across**2 + 2 * b * across * up + c * up**2))

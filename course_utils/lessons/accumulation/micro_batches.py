@@ -20,9 +20,7 @@ def mean_loss(model: torch.nn.Module, part: MicroBatch) -> torch.Tensor:
 
 
 class LineFit:
-    """Fitting y = θ₀ + θ₁·x to 100 noisy points: a loss with two parameters, so that
-    its path can be drawn.
-    """
+    """Fitting y = θ₀ + θ₁·x to 100 noisy points: two parameters, so that their path can be drawn."""
 
     def __init__(self) -> None:
         dice = torch.Generator().manual_seed(0)
@@ -48,8 +46,9 @@ def slope(theta: Point, moments: Sequence[float]) -> Point:
 
 
 def path(fit: LineFit, rate: float, size: int, passes: int, group: int = 1) -> list[Point]:
-    """The path of θ: micro-batches of `size` points in order, a step along the mean of each `group`, or
-    ValueError.
+    """The path of θ: micro-batches of `size` points in order, a step along the mean of each `group`.
+
+    Raises ValueError where the points do not divide into such steps.
     """
     if POINTS % (size * group):
         raise ValueError(f"{POINTS} points do not divide into steps of {group} micro-batches of {size}")

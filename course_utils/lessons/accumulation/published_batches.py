@@ -5,9 +5,7 @@ from typing import NamedTuple
 
 
 class Published(NamedTuple):
-    """A row of Goyal et al. 2017, table 2(a): ResNet-50 on ImageNet, top-1 error in percent, mean and
-    deviation.
-    """
+    """A row of Goyal et al. 2017, table 2(a): ResNet-50 on ImageNet, top-1 error and spread in percent."""
 
     batch: int
     rate: str
@@ -33,8 +31,7 @@ RAMP = (
     (790_000_000_000, 64_000_000),
     (4_700_000_000_000, 128_000_000),
 )
-"""MiniMax-01's batch ramp: (tokens seen, tokens in a batch from then on). (MiniMax 2025, arXiv 2501.08313.)
-"""
+"""MiniMax-01's batch ramp: (tokens seen, tokens in a batch from then on). MiniMax 2025, arXiv 2501.08313."""
 
 
 def published(batch: int, rate: str) -> Published:

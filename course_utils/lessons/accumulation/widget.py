@@ -10,12 +10,12 @@ from ...interactive.widgets import Explorable, slider
 from .figures import theta_paths
 from .micro_batches import POINTS, START, LineFit, Point, path
 
+RATES = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5)
 FAR = 2.0  # a path ends in the picture where it is this many times as far from the minimum as it began
 
 
 class ThetaExplorer(Explorable):
-    """Controls for a path of θ: points in a micro-batch, micro-batches in a step, learning rate, passes over
-    the data.
+    """Controls for a path of θ: points per micro-batch, micro-batches per step, learning rate, passes.
 
     In the next cell, `.path` is what has been chosen.
     """
@@ -27,9 +27,7 @@ class ThetaExplorer(Explorable):
         controls = {
             "size": slider("micro-batch", divisors(POINTS), size),
             "group": slider("micro-batches", divisors(POINTS), group),
-            "rate": slider(
-                "learning rate", (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5), rate, "{:g}".format
-            ),
+            "rate": slider("learning rate", RATES, rate, "{:g}".format),
             "passes": slider("passes", (1, 2, 4, 8), 8),
         }
         super().__init__(controls)

@@ -1,4 +1,4 @@
-"""Checks of the exercises of lesson 06, "Recomputation": each names the misconception, never the answer."""
+"""Checks of lesson 06, "Recomputation": each names the misconception, never the answer."""
 
 import operator
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from ...measuring.on_gpu import on_new_gpu
 from ..shared.judging import Ran, counted, forward_backward, held_after, same, seeded, told
 
 
-# ------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # 06.1: mlp
 @exercise("06.1", "The output of the cheap operation is not kept, and no product runs again.")
 def mlp(answer: Any) -> None:
@@ -29,29 +29,34 @@ def mlp(answer: Any) -> None:
         with seeded():
             x = torch.randn(tokens, h)
             layers = {"up": nn.Linear(h, 4 * h), "down": nn.Linear(4 * h, h)}
-        ways = (
-            lambda x, up, down: down(nn.functional.gelu(up(x))),
-            partial(call, answer, returns=torch.Tensor),
-        )
         weights = [weight for layer in layers.values() for weight in layer.parameters()]
-        (right, once), (got, flops) = (counted(partial(way, **layers), [x], weights) for way in ways)
+        right, once = counted(partial(_mlp, **layers), [x], weights)
+        theirs = partial(call, answer, returns=torch.Tensor, **layers)
+        got, flops = counted(theirs, [x], weights)
         expect(same([got.output], [right.output]), "The output is not down(gelu(up(x))).")
         expect(same(got.gradients, right.gradients), "The output is right, but some gradient is not.")
         expect(got.kept > 2 * x.nbytes, "You keep only x, so `up` runs again. Keep its output, too.")
         who = (
-            "GELU's output is still kept. Which operation needs it in backward: GELU, or the product after"
-            " it? (Or does a function of yours refer to it?)"
+            "GELU's output is still kept. "
+            "Which operation needs it in backward: GELU, or the product after it? "
+            "(Or does a function of yours refer to it?)"
         )
         expect(got.kept <= 5 * x.nbytes, who)  # x, and up's output of 4h
         again = (
-            "A matrix product runs again. Is `up` in what you checkpoint? Or does your variant not stop"
-            " early?"
+            "A matrix product runs again. Is `up` in what you checkpoint? "
+            "Or does your variant not stop early?"
         )
         expect(flops <= once, again)
 
 
-# ------------------------------------------------------------------------------------------------------ 06.2:
-# in_groups number of blocks, and how many of them share a checkpoint
+def _mlp(x: torch.Tensor, up: nn.Module, down: nn.Module) -> torch.Tensor:
+    return down(nn.functional.gelu(up(x)))
+
+
+# --------------------------------------------------------------------------------------------------
+# 06.2: in_groups
+
+# number of blocks, and how many of them share a checkpoint
 GROUPS = ((6, 2), (7, 3), (5, 1), (4, 4))
 WIDTH = 16
 LOOP_OVER = "Your function runs again after the loop has ended. What do its variables refer to then?"
@@ -68,7 +73,9 @@ class Noted(nn.Module):
     def __init__(self, number: int, runs: list[int], dropout: float) -> None:
         super().__init__()
         self.linear = nn.Linear(WIDTH, WIDTH)
-        self.number, self.runs, self.dropout = number, runs, dropout
+        self.number = number
+        self.runs = runs
+        self.dropout = dropout
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.runs.append(self.number)
@@ -82,8 +89,9 @@ def groups_right(blocks: list[Noted], x: Any, k: int) -> Any:
 
 
 def _in_groups(answer: Callable[..., Any], count: int, k: int, dropout: float = 0.0) -> tuple[Ran, list[int]]:
-    """Forward and backward through `answer(blocks, x, k)`, and what ran, in order. With dropout x needs no
-    gradient.
+    """Forward and backward through `answer(blocks, x, k)`, and what ran, in order.
+
+    With dropout x requires no gradient, as after a frozen embedding.
     """
     runs: list[int] = []
     with seeded(count):
@@ -92,10 +100,8 @@ def _in_groups(answer: Callable[..., Any], count: int, k: int, dropout: float = 
     def compute(x: torch.Tensor) -> torch.Tensor:
         given = x.detach() if dropout else x
         output = call(answer, blocks, given, k, returns=torch.Tensor, hints=HINTS)
-        expect(
-            not (dropout and given.requires_grad),
-            "You made x require a gradient. Its caller did not want that.",
-        )
+        changed = dropout and given.requires_grad
+        expect(not changed, "You made x require a gradient. Its caller did not want that.")
         expect(output.requires_grad or not dropout, FROZEN)
         return output
 
@@ -118,20 +124,16 @@ def in_groups(answer: Any) -> None:
         expect(len(runs) != count, "Nothing runs again: every block keeps everything. Where is `checkpoint`?")
         expect(
             len(runs) >= 2 * count,
-            "Some blocks run again, others do not. Every group must, even the last one, "
-            "which `checkpoint_sequential` leaves out.",
+            "Some blocks run again, others do not. "
+            "Every group must, even the last one, which `checkpoint_sequential` leaves out.",
         )
-        expect(
-            same(got.gradients, right.gradients),
-            f"The output is right, but the gradients are not. {LOOP_OVER}",
-        )
+        slopes = same(got.gradients, right.gradients)
+        expect(slopes, f"The output is right, but the gradients are not. {LOOP_OVER}")
         expect(0 <= got.kept - right.kept < 64, f"{where}you do not keep one checkpoint for each group of k.")
-        expect(
-            runs == order,
-            f"{where}checkpoints are in the wrong places. Only the last group is smaller than k.",
-        )
-    ways = (answer, lambda blocks, x, _: nn.Sequential(*blocks)(x))
-    (got, _), (kept, _) = (_in_groups(way, *GROUPS[0], dropout=0.5) for way in ways)
+        places = f"{where}checkpoints are in the wrong places. Only the last group is smaller than k."
+        expect(runs == order, places)
+    got, _ = _in_groups(answer, *GROUPS[0], dropout=0.5)
+    kept, _ = _in_groups(lambda blocks, x, _: nn.Sequential(*blocks)(x), *GROUPS[0], dropout=0.5)
     output = "With dropout, your output differs. Seed nothing, and leave the blocks in training mode."
     expect(same([got.output], [kept.output]), output)
     masks = (
@@ -140,16 +142,27 @@ def in_groups(answer: Any) -> None:
     expect(same(got.gradients, kept.gradients), masks)
 
 
-# ----------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # 06.3: worth
 WORTH_CASES = list(product((0, 24, 31.2, 31.8, 32, 32.1, 63, 100, 256, 999), (torch.float32, torch.bfloat16)))
 SAVES = (True, CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)  # torch takes all of them
 PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default)
 
 
-def _policy(least: float, worth: Any = None, products: Any = PRODUCTS, keep: Any = operator.ge) -> Any:
-    worth = worth or (lambda left, _: 2 * left.shape[-1] / left.itemsize)
-    return lambda ctx, op, *args, **_: op in products and keep(worth(*args[-2:]), least)
+def _flops_per_byte(left: torch.Tensor, _: torch.Tensor) -> float:
+    return 2 * left.shape[-1] / left.itemsize
+
+
+def _policy(
+    least: float, worth: Any = _flops_per_byte, products: Any = PRODUCTS, keep: Any = operator.ge
+) -> Callable[..., bool]:
+    """The right policy, or with other options a mistaken one."""
+
+    def policy(ctx: Any, op: Any, *args: Any, **_: Any) -> bool:
+        # addmm takes the bias first: left and right are the last two of all products
+        return op in products and keep(worth(*args[-2:]), least)
+
+    return policy
 
 
 def _kept_by(policy_for: Callable[..., Any], least: float, dtype: torch.dtype) -> tuple[int, int]:
@@ -210,9 +223,7 @@ WORTH_MISTAKES = {
 
 @exercise("06.3", "Long inner dimensions first: they cost the most to run again, and no more to keep.")
 def worth(answer: Any) -> None:
-    """`answer(least)` is a policy that keeps a product which costs at least `least` FLOPs per byte of its
-    result.
-    """
+    """`answer(least)` is a policy that keeps a product of at least `least` FLOPs per byte of its result."""
     got = [_kept_by(partial(call, answer, returns=object), *case) for case in WORTH_CASES]
     both = [answer(least) for least in (0, 999)]
     aten = torch.ops.aten
@@ -223,9 +234,8 @@ def worth(answer: Any) -> None:
         changes = [
             policy(run, aten._to_copy.default, x, dtype=torch.bfloat16) for policy in both for run in runs
         ]
-    expect(
-        first == second, "In the second run a policy returns something else for a product than in the first."
-    )
+    otherwise = "In the second run a policy returns something else for a product than in the first."
+    expect(first == second, otherwise)
     otherwise = (
         "You keep some products that should run again, or the reverse. Print `op` and its FLOPs per byte."
     )
@@ -234,8 +244,8 @@ def worth(answer: Any) -> None:
     expect(not any(change in SAVES for change in changes), "A policy keeps the result of a change of format.")
 
 
-# ------------------------------------------------------------------------------------------------- 06.4:
-# own_checkpoint
+# --------------------------------------------------------------------------------------------------
+# 06.4: own_checkpoint
 TOO_FAR = "Backward of the second run continues into the operations that made the inputs. Where must it end?"
 PUT_BACK = "After backward, your caller gets other random numbers. Restore the state that you found."
 FORMATS = (
@@ -262,9 +272,7 @@ INPUTS = torch.arange(256) % 10, torch.linspace(-1, 1, 256 * 32).reshape(256, 32
 
 
 def _noting(dropout: float = 0.0) -> tuple[Callable[..., torch.Tensor], list[torch.Tensor], list[Any]]:
-    """A function of token ids, x and a gate, its weights, and the list in which it notes autocast when it
-    runs.
-    """
+    """A function of token ids, x and a gate, its weights, and the list of autocast's dtype at each run."""
     notes: list[Any] = []
     with seeded():
         table = nn.Embedding(10, 32)
@@ -273,10 +281,8 @@ def _noting(dropout: float = 0.0) -> tuple[Callable[..., torch.Tensor], list[tor
 
     def function(tokens: torch.Tensor, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         callers = {frame.f_globals.get("__name__") for frame, _ in walk_stack(None)}
-        expect(
-            "torch.utils.checkpoint" not in callers,
-            "That is PyTorch's checkpoint. This time, write your own.",
-        )
+        theirs = "That is PyTorch's checkpoint. This time, write your own."
+        expect("torch.utils.checkpoint" not in callers, theirs)
         notes.append(torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"))
         return x + gate * nn.functional.dropout(down(nn.functional.gelu(up(x + table(tokens)))), dropout)
 
@@ -286,23 +292,19 @@ def _noting(dropout: float = 0.0) -> tuple[Callable[..., torch.Tensor], list[tor
 def _own(
     answer: Any, dropout: float = 0, times: int = 1, seed: int = 0, dtype: Any = None
 ) -> tuple[Ran, Any, Any]:
-    """One forward and backward through `times` checkpoints, what each run noted, and random numbers
-    afterwards.
-    """
+    """One forward and backward through `times` checkpoints, what each run noted, later random numbers."""
     function, weights, notes = _noting(dropout)
     after: list[torch.Tensor] = []
 
     def compute(tokens: torch.Tensor, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        # when backward has come through all checkpoints
+        # runs when backward has come through all checkpoints
         x.register_hook(lambda _: after.append(torch.rand(2)))
         gate = gate.detach()
         with torch.autocast("cpu", dtype, enabled=dtype is not None):
             for _ in range(times):
                 x = call(answer, function, tokens, x, gate, returns=torch.Tensor, hints=OWN_HINTS)
-        expect(
-            not gate.requires_grad,
-            "You make an input of your caller require a gradient. Work on a detached one.",
-        )
+        changed = "You make an input of your caller require a gradient. Work on a detached one."
+        expect(not gate.requires_grad, changed)
         return x
 
     return forward_backward(compute, INPUTS, weights, seed, OWN_HINTS), notes, after
@@ -313,13 +315,12 @@ def _expect_like_direct(answer: Any, otherwise: str, **options: Any) -> tuple[Ra
     got, notes, after = _own(answer, **options)
     right, _, later = _own(lambda function, *inputs: function(*inputs), **options)
     output = (
-        "The output is not what the function returns. Do you leave the first run as it is, random numbers"
-        " too?"
+        "The output is not what the function returns. "
+        "Do you leave the first run as it is, random numbers too?"
     )
     expect(same([got.output], [right.output]), output)
-    expect(
-        len(notes) > options.get("times", 1), "Backward never runs the function again: everything is kept."
-    )
+    never = "Backward never runs the function again: everything is kept."
+    expect(len(notes) > options.get("times", 1), never)
     expect(got.gradients[1] is not None, "No gradient reaches x. What does your backward return for it?")
     missing = "A weight that the function uses gets no gradient. It is not an input. Who goes backward to it?"
     expect(all(gradient is not None for gradient in got.gradients[len(INPUTS) :]), missing)
@@ -336,18 +337,15 @@ def _expect_like_direct(answer: Any, otherwise: str, **options: Any) -> tuple[Ra
 def own_checkpoint(answer: Any) -> None:
     """`answer(function, *inputs)` is function(*inputs), which backward runs again from the inputs."""
     got, notes = _expect_like_direct(answer, "Gradients are off, even without dropout and autocast.")
-    expect(
-        len(notes) == 2, "The function runs more than twice. Once in forward and once in backward is enough."
-    )
+    twice = "The function runs more than twice. Once in forward and once in backward is enough."
+    expect(len(notes) == 2, twice)
     most = sum(tensor.nbytes for tensor in INPUTS) + 2**14  # with random states
-    expect(
-        got.kept <= most,
-        "You keep more than the inputs for backward. What still holds tensors of the first run?",
-    )
+    more = "You keep more than the inputs for backward. What still holds tensors of the first run?"
+    expect(got.kept <= most, more)
     _expect_like_direct(answer, f"With two in a row, gradients are off. {TOO_FAR}", times=2)
     masks = (
-        "With dropout, gradients are off: the second run draws other masks. Which state did the first run"
-        " have?"
+        "With dropout, gradients are off: the second run draws other masks. "
+        "Which state did the first run have?"
     )
     for seed in (0, 1):
         _expect_like_direct(answer, masks, dropout=0.5, times=2, seed=seed)
@@ -363,10 +361,8 @@ def _expect_inputs_alone(answer: Any) -> None:
     tokens, x, gate = (one.clone() for one in INPUTS)
     run = partial(answer, function, tokens, x.requires_grad_(), gate)  # `call` would hand over copies
     output, held = held_after(run, weights)
-    expect(
-        held <= output.nbytes + 2**14,
-        "You keep copies of the inputs. Your caller has the inputs: keep those.",
-    )
+    copies = "You keep copies of the inputs. Your caller has the inputs: keep those."
+    expect(held <= output.nbytes + 2**14, copies)
     with torch.autocast("cpu", torch.bfloat16), told("Backward under autocast raised", OWN_HINTS):
         output.backward(torch.ones_like(output))
     expect(len(set(notes)) == 1, FORMATS)
@@ -374,19 +370,16 @@ def _expect_inputs_alone(answer: Any) -> None:
     notes.clear()
     with torch.no_grad():
         output, held = held_after(run, weights)
-    expect(
-        not output.requires_grad and len(notes) == 1,
-        "Under no_grad, run the function once, and make no graph.",
-    )
-    expect(
-        held <= output.nbytes + 2**14, "Under no_grad you keep something, although there will be no backward."
-    )
+    once = not output.requires_grad and len(notes) == 1
+    expect(once, "Under no_grad, run the function once, and make no graph.")
+    kept = "Under no_grad you keep something, although there will be no backward."
+    expect(held <= output.nbytes + 2**14, kept)
 
 
 def _expect_gpus_state(answer: Any) -> None:
     """Check "cuda" with a stand-in for its generator: its state is a tensor's size, the CPU's is its seed."""
-    states = [3]
-    found = []
+    states = [3]  # every state that the stand-in has had
+    found = []  # at each run of the function: the CPU's seed, the GPU's state, autocast
 
     def get(*_: Any) -> torch.Tensor:
         return torch.zeros(16 + states[-1], dtype=torch.uint8, device="cpu")
@@ -397,10 +390,16 @@ def _expect_gpus_state(answer: Any) -> None:
         states.append(states[-1] + 1)  # one random number is drawn
         return x.sin()
 
-    generator: dict[str, Any] = {"get_rng_state": get, "get_rng_state_all": lambda: [get()]}
-    generator["set_rng_state"] = lambda state, *_: states.append(len(state) - 16)
-    generator["set_rng_state_all"] = lambda of_all: generator["set_rng_state"](*of_all)
-    stand_in = partial(mock.patch.multiple, **generator)
+    def restore(state: torch.Tensor, *_: Any) -> None:
+        states.append(len(state) - 16)
+
+    stand_in = partial(
+        mock.patch.multiple,
+        get_rng_state=get,
+        get_rng_state_all=lambda: [get()],
+        set_rng_state=restore,
+        set_rng_state_all=lambda of_all: restore(*of_all),
+    )
     with (
         suppress(SimulationUnavailable),
         seeded(),
@@ -421,8 +420,6 @@ def _expect_gpus_state(answer: Any) -> None:
         expect(found[0][1] == found[-1][1], numbers)
         both = "With inputs on a GPU, the second run draws other numbers on the CPU. Restore both states."
         expect(found[0][0] == found[-1][0], both)
-        expect(
-            found[0] == found[-1],
-            'On a GPU, the second run is outside of autocast. Its device type is "cuda".',
-        )
+        outside = 'On a GPU, the second run is outside of autocast. Its device type is "cuda".'
+        expect(found[0] == found[-1], outside)
         expect(states[-1] == after == 9, f"With inputs on a GPU: {PUT_BACK}")

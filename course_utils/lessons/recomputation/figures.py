@@ -8,13 +8,16 @@ from ...figures import lines
 from ...figures.axes import COLOURS, legend, stop
 from ...figures.canvas import GRID, MARGIN, QUIET, RULE, Canvas, Figure, ink_on, number, reflowing, ticks
 from ...units import GB
-from .schedules import Schedule
+from .schedules import Schedule, several
 
 KEPT = COLOURS["activations"]
 CHECKPOINT = COLOURS["parameters"]
 DONE = COLOURS["gradients"]
 RUNNING = "#B3261E"
-CURVE, PAIR, LEAST_PITCH = 90.0, 104.0, 40.0  # pixels: height of the curve and of two rows, width of a node
+# in pixels: the curve's height, that of two rows, and the least width of a node
+CURVE = 90.0
+PAIR = 104.0
+LEAST_PITCH = 40.0
 
 
 @reflowing
@@ -26,10 +29,11 @@ def schedule_figure(schedule: Schedule, at: int) -> Figure:
     fills = {"value kept": KEPT, "checkpoint": CHECKPOINT, "backward done": DONE}
     looks: dict[str, dict[str, Any]] = {words: {"fill": fill} for words, fill in fills.items()}
     looks["running"] = {"fill": "#FFFFFF", "stroke": RUNNING, "stroke_width": 3}
-    entries = zip(looks, looks, strict=True)
-    top = legend(
-        canvas, entries, top + 4, lambda x, y, size, words: canvas.rect(x, y, size, size, **looks[words])
-    )
+
+    def swatch(x: float, y: float, size: float, words: str) -> None:
+        canvas.rect(x, y, size, size, **looks[words])
+
+    top = legend(canvas, zip(looks, looks, strict=True), top + 4, swatch)
     bottom = _curve(canvas, schedule, at, _chain(canvas, schedule, at, top + 24) + 34)
     tick = schedule.ticks[at - 1]
     checkpoints, kept = (", ".join(map(str, nodes)) or "none" for nodes in (tick.checkpoints, tick.kept))
@@ -47,13 +51,12 @@ def schedule_title(schedule: Schedule, at: int) -> str:
     name = schedule.name.capitalize()
     if at == len(schedule.ticks):
         return f"{name}: {schedule.nodes} nodes keep at most {most} values and take {runs} runs of f"
-    now = f"{done[-1].memory} value{'s' * (done[-1].memory != 1)} kept now"
-    return f"{name}: {now}, {most} at most so far, {runs} run{'s' * (runs != 1)} of f so far"
+    now = several(done[-1].memory, "value")
+    return f"{name}: {now} kept now, {most} at most so far, {several(runs, 'run')} of f so far"
 
 
 def _chain(canvas: Canvas, schedule: Schedule, at: int, y: float) -> float:
-    """Two rows of nodes: f above, with its checkpoint as a bar at its left, and b below. Returns the y below
-    them.
+    """Two rows of nodes: f above, a checkpoint as a bar at its left, and b below. Returns the y below them.
 
     A chain too long for the picture goes on below, in as many such pairs of rows as it needs.
     """
@@ -73,10 +76,10 @@ def _chain(canvas: Canvas, schedule: Schedule, at: int, y: float) -> float:
             top += PAIR * row
             fill = color if node in filled else "#FFFFFF"
             name = f"{kind}{node}"
-            stroke, width = (RUNNING, 3.5) if (tick.kind, tick.node) == (kind, node) else (RULE, 1)
-            canvas.rect(
-                x, top, side, side, fill, rx=side / 2, data_node=name, stroke=stroke, stroke_width=width
-            )
+            look = {"rx": side / 2, "data_node": name, "stroke": RULE, "stroke_width": 1}
+            if (tick.kind, tick.node) == (kind, node):
+                look |= {"stroke": RUNNING, "stroke_width": 3.5}
+            canvas.rect(x, top, side, side, fill, **look)
             canvas.text(x + side / 2, top + side / 2 + 4, name, 11, ink_on(fill), text_anchor="middle")
     return y + PAIR * rows
 
@@ -109,30 +112,26 @@ ARITHMETIC = "repeated arithmetic, in percent of the step's"
 def pareto(
     points: Mapping[str, tuple[float, int]], title: str, cost: str = ARITHMETIC, provenance: str = ""
 ) -> Figure:
-    """Up to five policies as circles, percent of `cost` added and bytes at the peak; a line joins the
-    front's.
-    """
+    """Up to five policies as circles: percent of `cost` added, bytes at the peak. A line joins the front."""
     front = pareto_front(points)
     circles = {
         f"{name}: {peak / GB:.1f} GB": ([round(x, 1)], [peak / GB]) for name, (x, peak) in points.items()
     }
     xs, peaks = zip(*sorted(points[name] for name in front), strict=True)
-    labels = cost, "peak in GB"
     told = "; ".join(f"{name} {x:.2g} % and {peak / GB:.1f} GB" for name, (x, peak) in points.items())
     alt = (
-        f"{stop(title)} Circles show the cost ({cost}) and the peak: {told}. On the front:"
-        f" {', '.join(front)}."
+        f"{stop(title)} Circles show the cost ({cost}) and the peak: {told}. "
+        f"On the front: {', '.join(front)}."
     )
     drawn = {"front": (xs, [peak / GB for peak in peaks]), **circles}
-    return lines(drawn, title, *labels, markers=False, circles=circles, provenance=provenance, alt=alt)
+    options = {"markers": False, "circles": circles, "provenance": provenance, "alt": alt}
+    return lines(drawn, title, cost, "peak in GB", **options)
 
 
 def pareto_front(points: Mapping[str, tuple[float, int]]) -> list[str]:
     """The names of those that no other equals or beats in both without being the same, in the order given."""
-    beaten = {
-        n
-        for n, (x, y) in points.items()
-        for a, b in points.values()
-        if a <= x and b <= y and (a, b) != (x, y)
-    }
-    return [name for name in points if name not in beaten]
+
+    def is_beaten(x: float, y: int) -> bool:
+        return any(a <= x and b <= y and (a, b) != (x, y) for a, b in points.values())
+
+    return [name for name, point in points.items() if not is_beaten(*point)]

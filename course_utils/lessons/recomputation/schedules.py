@@ -1,5 +1,4 @@
-"""Three ways to run a chain of n nodes forward and backward: keep all, keep none, keep every k-th (Chen et
-al. 2016).
+"""Three ways to run a chain of n nodes forward and backward: keep all, none, every k-th (Chen et al. 2016).
 
 Each node f leaves one value behind, which its backward b needs, and hands another to the next node. A
 checkpoint is a node's input, kept so that the chain can be run again from there. Both count as one. The value
@@ -30,7 +29,8 @@ class Tick(NamedTuple):
 
     @property
     def words(self) -> str:
-        return f"{self.kind}{self.node} runs{' again' * self.again}"
+        again = " again" if self.again else ""
+        return f"{self.kind}{self.node} runs{again}"
 
 
 class Schedule(NamedTuple):
@@ -57,20 +57,20 @@ def keep_all(nodes: int) -> Schedule:
 
 
 def keep_none(nodes: int) -> Schedule:
-    """Only the chain's input is kept, and before each b all up to its f runs again: 2 values, n + n(n+1)/2
-    runs.
+    """Only the chain's input is kept, and before each b all up to its f runs again.
+
+    2 values, n + n(n+1)/2 runs of f.
     """
     ticks = [Tick("f", node, False, (1,), ()) for node in range(1, nodes + 1)]
     for node in range(nodes, 0, -1):
         ticks += [Tick("f", other, True, (1,), ()) for other in range(1, node)]
-        ticks += [Tick("f", node, True, (1,), (node,)), Tick("b", node, False, (1,), (node,))]
+        ticks.append(Tick("f", node, True, (1,), (node,)))
+        ticks.append(Tick("b", node, False, (1,), (node,)))
     return Schedule("keep none", nodes, ticks)
 
 
 def keep_every(nodes: int, k: int) -> Schedule:
-    """Every k-th node's input is kept, and each stretch of k nodes runs again: n/k + k
-    values, 2n runs of f.
-    """
+    """Every k-th node's input is kept, each stretch of k nodes runs again: n/k + k values, 2n runs of f."""
     ticks = [Tick("f", node, False, tuple(range(1, node + 1, k)), ()) for node in range(1, nodes + 1)]
     for start in reversed(range(1, nodes + 1, k)):
         ticks += _stretch(tuple(range(1, start + 1, k)), start, min(start + k - 1, nodes), again=True)
@@ -92,12 +92,17 @@ def memory_every(nodes: int, k: int, inside: float = 1) -> float:
     moments counts.
     """
     whole, rest = divmod(nodes, k)
-    full = whole + inside * k if whole else 0
-    return max(full, whole + 1 + inside * rest) if rest else full
+    full = whole + inside * k if whole else 0  # in the last of the full stretches
+    if rest == 0:
+        return full
+    return max(full, whole + 1 + inside * rest)
 
 
 def best_interval(nodes: int, inside: float = 1) -> int:
-    """The k with the least memory among those that divide `nodes`, the smallest where several tie: near
-    √(n/c).
-    """
+    """The k with the least memory among those that divide `nodes`, the smallest of equals: near √(n/c)."""
     return min(divisors(nodes), key=lambda k: memory_every(nodes, k, inside))
+
+
+def several(count: int, noun: str) -> str:
+    """Return a count with its noun: "1 run", "2 runs"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

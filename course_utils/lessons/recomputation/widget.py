@@ -1,6 +1,4 @@
-"""A schedule to step through: controls for the chain, a slider and a play button for its ticks. For notebooks
-only.
-"""
+"""A schedule to step through: controls for the chain, a slider and a play button. Only for notebooks."""
 
 from functools import partial
 from typing import Any
@@ -11,7 +9,7 @@ from ...errors import check_known
 from ...figures.canvas import Figure
 from ...interactive.widgets import LAYOUT, STYLE, Explorable, dropdown
 from .figures import schedule_figure
-from .schedules import Schedule, keep_all, keep_every, keep_none
+from .schedules import Schedule, keep_all, keep_every, keep_none, several
 
 EVERY = "keep every k"
 KEEP = {"keep all": keep_all, "keep none": keep_none}
@@ -35,15 +33,15 @@ class SchedulePlayer(Explorable):
         if not (2 <= nodes <= MOST and 1 <= k <= MOST):
             raise ValueError(f"nodes is {nodes} and k is {k}: choose at most {MOST}")
         slider = partial(ipywidgets.IntSlider, style=STYLE, layout=LAYOUT)
-        sliders = {"n": slider(nodes, 2, MOST, description="nodes n")}
-        sliders |= {
+        sliders = {
+            "n": slider(nodes, 2, MOST, description="nodes n"),
             "k": slider(k, 1, MOST, description="keep every k"),
             "tick": slider(1, 1, 1, description="tick"),
         }
         self.play = ipywidgets.Play(min=1, value=1, interval=400, description="play")  # milliseconds a tick
         self.play.observe(lambda change: sliders["tick"].set_trait("value", change["new"]), names="value")
         super().__init__({"schedule": dropdown("schedule", SCHEDULES, schedule), **sliders})
-        self.children = (self.play, *tuple(self.children))
+        self.children = (self.play, *self.children)
         sliders["tick"].value = tick or sliders["tick"].max
 
     @property
@@ -64,15 +62,15 @@ class SchedulePlayer(Explorable):
         super().update(change)
 
     def redraw(self) -> tuple[Figure, str]:
-        schedule, at = self.schedule, self.controls["tick"].value
+        schedule = self.schedule
+        at = self.controls["tick"].value
         done = schedule.ticks[:at]
         forward = sum(tick.kind == "f" for tick in done)
         again = sum(tick.again for tick in done)
         now = done[-1].words.replace("again", "<b>again</b>")
-        work = f"{forward} run{'s' * (forward != 1)} of f ({again} repeated) and {len(done) - forward} of b."
-        return schedule_figure(
-            schedule, at
-        ), f"Tick {at} of {len(schedule.ticks)}: {now}. Work so far: {work}"
+        work = f"{several(forward, 'run')} of f ({again} repeated) and {len(done) - forward} of b."
+        message = f"Tick {at} of {len(schedule.ticks)}: {now}. Work so far: {work}"
+        return schedule_figure(schedule, at), message
 
 
 schedule_player = SchedulePlayer

@@ -48,9 +48,7 @@ class CheatSheet:
 
 
 def cheat_sheet(root: Path = ROOT) -> CheatSheet:
-    """The cheat sheet of the lessons in `root`/notebooks. ValueError for a lesson
-    without one of its lines.
-    """
+    """The cheat sheet of the lessons in `root`/notebooks. ValueError for a lesson that lacks a line."""
     return CheatSheet(tuple(map(_entry, numbered(root / "notebooks"))))
 
 
@@ -62,5 +60,6 @@ def _entry(path: Path) -> Entry:
     ]
     if title is None or not all(found):
         raise ValueError(f"{path.name} lacks its title or one of {', '.join(PARTS)}")
-    said = [re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", " ".join(match[1].split())) for match in found if match]
+    lines = [" ".join(match[1].split()) for match in found if match]
+    said = [re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", line) for line in lines]  # links without their targets
     return Entry(title[1], title[2], *said)

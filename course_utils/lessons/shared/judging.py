@@ -1,6 +1,4 @@
-"""Torch code of learners, judged by running it: what it returns, its gradients, and the bytes it keeps for
-backward.
-"""
+"""Learners' torch code, judged by running it: its result, its gradients, the bytes it keeps for backward."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,9 +21,7 @@ def seeded(seed: int = 0) -> Iterator[None]:
 
 
 class Ran(NamedTuple):
-    """One forward and backward: the output, gradients of inputs and weights, bytes kept between, and the
-    peak.
-    """
+    """One forward and backward: output, gradients of inputs and weights, bytes kept between, the peak."""
 
     output: torch.Tensor
     gradients: list[torch.Tensor | None]
@@ -72,9 +68,7 @@ def forward_backward(
 
 
 def held_after(work: Callable[[], Any], weights: Iterable[torch.Tensor] = ()) -> tuple[Any, int]:
-    """The result of `work()`, and the bytes on the CPU that are alive after it but were not before; `weights`
-    were.
-    """
+    """The result of `work()`, and the bytes on the CPU alive after it but not before; `weights` were."""
     with Tracker("cpu") as tracker:
         tracker.bind("parameters", list(weights))
         made = work()
@@ -83,8 +77,10 @@ def held_after(work: Callable[[], Any], weights: Iterable[torch.Tensor] = ()) ->
 
 @contextmanager
 def told(what: str, hints: Mapping[str, str] = {}) -> Iterator[None]:
-    """Inside, what a learner's code raises becomes CheckFailed: after `what`, as in "Your step raised", or
-    with the first of `hints` (a part of the error's text, and what is said instead) that fits.
+    """Inside, what a learner's code raises becomes CheckFailed.
+
+    It follows `what`, as in "Your step raised", or is replaced by the first of `hints` (a part of the error's
+    text, and what is said instead) that fits.
     """
     try:
         yield
@@ -105,29 +101,27 @@ def counted(
 
 
 def alive(tracker: Tracker) -> list[int]:
-    """The bytes of all tensors but parameters after each event, to the byte: without a
-    GPU's blocks of 512.
-    """
-    changes = [(size, storage) for size, storage in tracker.events if storage.kind != "parameters"]
-    return list(
-        accumulate((storage.exact if size > 0 else -storage.exact for size, storage in changes), initial=0)
-    )
+    """The bytes of all tensors but parameters after each event, to the byte: not in a GPU's blocks of 512."""
+    changes = [
+        storage.exact if size > 0 else -storage.exact
+        for size, storage in tracker.events
+        if storage.kind != "parameters"
+    ]
+    return list(accumulate(changes, initial=0))
 
 
 def same(
     one: Sequence[torch.Tensor | None], other: Sequence[torch.Tensor | None], tolerance: float = 1e-5
 ) -> bool:
-    """True if two lists hold the same tensors, up to rounding; None, where no gradient has come, is only
-    itself.
-    """
+    """True if two lists hold the same tensors, up to rounding; None, a missing gradient, equals only None."""
     if len(one) != len(other):
         return False
-    for mine, right in zip(one, other, strict=True):
+
+    def alike(mine: torch.Tensor | None, right: torch.Tensor | None) -> bool:
         if mine is None or right is None:
-            if mine is not right:
-                return False
-        elif mine.shape != right.shape or not torch.allclose(
-            mine.double(), right.double(), tolerance, tolerance
-        ):
+            return mine is right
+        if mine.shape != right.shape:
             return False
-    return True
+        return torch.allclose(mine.double(), right.double(), tolerance, tolerance)
+
+    return all(alike(mine, right) for mine, right in zip(one, other, strict=True))

@@ -1,6 +1,4 @@
-"""A character-level language model small enough to train on a CPU in a second or two, and a text to train it
-on.
-"""
+"""A character-level language model that a CPU trains in a second or two, and a text to train it on."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -47,18 +45,14 @@ def vocabulary() -> str:
 
 
 def encode(text: str) -> torch.Tensor:
-    """Token ids of `text`, one for each character. Raises ValueError for one that the
-    corpus does not have.
-    """
+    """Token ids of `text`, one for each character. Raises ValueError for one that the corpus lacks."""
     return torch.tensor([vocabulary().index(character) for character in text])
 
 
 def batches(
     steps: int, micro_batch: int = 16, seq_len: int = 32, seed: int = 0, text: str | None = None
 ) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Yield, per step, the token ids of random windows of the text and the ids that
-    follow them, each (b, s).
-    """
+    """Yield, per step, token ids of random windows of the text and the ids that follow them, each (b, s)."""
     tokens = encode(corpus() if text is None else text)
     dice = torch.Generator().manual_seed(seed)
     for _ in steps_of(steps, "training"):
@@ -83,9 +77,7 @@ def train_language_model(
     *,
     model: Transformer | None = None,
 ) -> Training:
-    """Train the character model on the CPU in fp32, about 4 ms per step; `optimizer` makes one of its
-    parameters.
-    """
+    """Train the character model on the CPU in fp32, about 4 ms per step, with `optimizer(parameters)`."""
     model = model or language_model()
     stepper = optimizer(list(model.parameters()))
     done = Training([], model)
@@ -99,9 +91,7 @@ def train_language_model(
 
 
 def mean_loss(model: torch.nn.Module, text: str | None = None, seq_len: int = 32) -> float:
-    """The mean loss over a text, the course's by default, in windows of `seq_len` characters; the rest is
-    left out.
-    """
+    """The mean loss over a text, the course's by default, in windows of `seq_len`; the rest is left out."""
     tokens = encode(corpus() if text is None else text)
     count = (len(tokens) - 1) // seq_len * seq_len
     inputs = tokens[:count].view(-1, seq_len)
@@ -111,8 +101,7 @@ def mean_loss(model: torch.nn.Module, text: str | None = None, seq_len: int = 32
 
 
 class HalfProducts(TorchFunctionMode):
-    """Products of fp16 matrices as tensor cores make them: multiplied, added up in fp32, rounded to fp16
-    once.
+    """Products of fp16 matrices as tensor cores make them: added up in fp32, rounded to fp16 once.
 
     CPUs without fp16 instructions take ten times as long for torch's own. Backward's products run in fp32
     too, and each gradient is rounded where forward's operand was widened. Under autocast to fp16, fp32

@@ -1,6 +1,4 @@
-"""Learners' functions on real processes: checks send their text, and a judge on each rank finds out what they
-do.
-"""
+"""Learners' functions on real processes: checks send their text, and a judge on each rank reports."""
 
 import __future__
 
@@ -21,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...interactive.feedback import EXITS, CheckFailed, expect
+from ...interactive.feedback import EXITS, CheckFailed, expect, fail
 from ...interactive.torch_settings import restore_defaults
 from ...ranks.launch import RankFailed, run_ranks
 from ...ranks.worker import report_on_gloo
@@ -51,27 +49,28 @@ def outcomes(
                 by_rank = run_ranks(program, ranks, [str(file)])
             except RankFailed as error:
                 raise CheckFailed(f"On real ranks your function did not come to its end: {error}") from error
-        _outcomes.update({function: list(found) for function, *found in zip(new, *by_rank, strict=True)})
+        # by_rank has a list of findings for each rank; its columns are those of each function
+        for function, *found in zip(new, *by_rank, strict=True):
+            _outcomes[function] = found
     return [_outcomes[function] for function in wanted]
 
 
 def found_on_ranks(
     program: str, ranks: int, judge: str, function: Callable[..., Any]
 ) -> list[dict[str, Any]]:
-    """The outcomes of one learner's function, by rank. Raises CheckFailed with what one
-    of them has to say.
-    """
+    """The outcomes of one learner's function, by rank. Raises CheckFailed with what one of them says."""
     (found,) = outcomes(program, ranks, [(judge, function)])
-    # others wait for one that raised
-    said = sorted((one["said"] for one in found if "said" in one), key=lambda text: text == WAITED)
-    expect(not said, next(iter(said), ""))
+    said = [one["said"] for one in found if "said" in one]
+    if said:
+        # when a rank raises, others wait for it: what it said comes first
+        causes = [text for text in said if text != WAITED]
+        fail(causes[0] if causes else WAITED)
     return found
 
 
 @contextmanager
 def pretended(rank: int, ranks: int) -> Iterator[None]:
-    """Inside, this process is one of `ranks` ranks whose exchanges send nothing, as torch's own tests have
-    it.
+    """Inside, this process is one of `ranks` ranks whose exchanges send nothing, as in torch's own tests.
 
     For what a function does by itself: it runs at once, and no exchange waits. Raises CheckFailed if a group
     is open.
@@ -102,16 +101,17 @@ def expect_together(run: Callable[[], Any], ranks: int) -> None:
             run()
         counts.append(sent.get_comm_counts())
     apart = (
-        "Rank 0 and the last rank do not make the same exchanges. Real ranks would wait for each other for"
-        " ever."
+        "Rank 0 and the last rank do not make the same exchanges. "
+        "Real ranks would wait for each other for ever."
     )
     expect(counts[0] == counts[1], apart)
 
 
 @contextmanager
 def sending() -> Iterator[Callable[[torch.Tensor, int], None]]:
-    """Gives a function that sends a copy of a tensor to a rank and returns at once. What is on its way at the
-    end of the context is waited for.
+    """Gives a function that sends a copy of a tensor to a rank and returns at once.
+
+    The end of the context waits for what is still on its way.
     """
     works = list[Any]()
 
@@ -127,10 +127,11 @@ def sending() -> Iterator[Callable[[torch.Tensor, int], None]]:
 def report_judged(judges: Mapping[str, Callable[[Any], dict[str, Any]]], names: Mapping[str, Any]) -> None:
     """Be a rank that hands back the outcomes; a learner's function may use `names` without importing them."""
     functions = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    report_on_gloo(
-        lambda: [_outcome(judges[judge], names, *function) for judge, *function in functions],
-        STANDSTILL_SECONDS,
-    )
+
+    def judged() -> list[dict]:
+        return [_outcome(judges[judge], names, *function) for judge, *function in functions]
+
+    report_on_gloo(judged, STANDSTILL_SECONDS)
 
 
 def _outcome(
@@ -147,35 +148,35 @@ def _outcome(
     except Exception as error:  # a learner's code may raise anything; the check reports it
         if "gloo" in str(error):
             return {"said": WAITED}
-        missing = (
-            " (Of other cells, real ranks know the imports alone.)" if isinstance(error, NameError) else ""
-        )
-        return {"said": f"On real ranks, your function raised {type(error).__name__}: {error}{missing}"}
+        said = f"On real ranks, your function raised {type(error).__name__}: {error}"
+        if isinstance(error, NameError):
+            said += " (Of other cells, real ranks know the imports alone.)"
+        return {"said": said}
     finally:
         restore_defaults()  # the next function runs in the same process
 
 
 def _source_of(function: Callable[..., Any]) -> tuple[str, str]:
+    """The text of a learner's function or class, with that of its cell's helpers, and its name."""
     try:
         own = vars(function).values() if inspect.isclass(function) else (function,)
         file = next(one.__code__.co_filename for one in own if inspect.isfunction(one))
-        source = textwrap.dedent(inspect.getsource(function)) if Path(file).is_file() else _definitions(file)
+        in_a_cell = not Path(file).is_file()
+        source = _definitions(file) if in_a_cell else textwrap.dedent(inspect.getsource(function))
     except (OSError, TypeError, StopIteration, SyntaxError) as error:
-        raise CheckFailed(
-            "The text of your function cannot be found: define it in a cell, with `def`."
-        ) from error
+        lost = "The text of your function cannot be found: define it in a cell, with `def`."
+        raise CheckFailed(lost) from error
     defined = re.search(rf"^(def|class) {function.__name__}\b", source, re.MULTILINE)
     expect(defined, "Define your function in a cell, with `def`: its text goes to other processes.")
     return source, function.__name__
 
 
 def _definitions(cell: str) -> str:
-    """The imports and definitions of a notebook's cell, and nothing else: helpers go along, calls of checks
-    do not.
-    """
+    """The imports, definitions and constants of a notebook's cell: helpers too, but no calls of checks."""
     kinds = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
     body = ast.parse("".join(linecache.getlines(cell))).body
-    return ast.unparse(ast.Module([one for one in body if isinstance(one, kinds) or _is_constant(one)], []))
+    chosen = [one for one in body if isinstance(one, kinds) or _is_constant(one)]
+    return ast.unparse(ast.Module(chosen, []))
 
 
 def _is_constant(statement: ast.stmt) -> bool:

@@ -1,6 +1,4 @@
-"""Times on GPUs for lessons: figures from recordings, and where there are none, the command that records
-them.
-"""
+"""Times on GPUs for lessons: figures from recordings, or the command that records them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,9 +35,7 @@ class RecordedTimes:
 
 
 def recorded_times(topic: str) -> RecordedTimes:
-    """A topic's times on every GPU that has them recorded. Raises ValueError for one
-    that is not in `TOPICS`.
-    """
+    """A topic's times on every GPU that has them recorded. Raises ValueError for one not in `TOPICS`."""
     check_known("topic", topic, TOPICS)
     medians: dict[str, float] = {}
     if topic == "attention":
@@ -71,7 +67,7 @@ def _medians(item: Recording) -> dict[str, float]:
 def _by_variant(item: Recording) -> tuple[Figure, str]:
     """A step's milliseconds by variant; as text, quartiles, ratio to the first, and what was refused."""
     variants = item.parts["times"]["variants"]
-    steps = {one["label"]: one["step_ms"] for one in variants if "step_ms" in one}
+    steps = {one["label"]: one["step_ms"] for one in variants if "step_ms" in one}  # not what was refused
     medians = _medians(item)
     first = next(iter(steps))
     last = list(steps)[-1]
@@ -79,33 +75,34 @@ def _by_variant(item: Recording) -> tuple[Figure, str]:
     said = [f"{item.device}, {item.date}, milliseconds of a step:"]
     for label, step in steps.items():
         half = f"half of {step['n']} repetitions within {step['q1']:,.1f} to {step['q3']:,.1f}"
-        said.append(
-            f"{label}: {step['median']:,.1f} ({half}), {step['median'] / medians[first]:.3f} times the first"
-        )
+        ratio = step["median"] / medians[first]
+        said.append(f"{label}: {step['median']:,.1f} ({half}), {ratio:.3f} times the first")
     said += [f"{one['label']}: {one['refused']}" for one in variants if "refused" in one]
     said += filter(None, [item.busy])
     return bars(medians, title, unit="ms", provenance=f"a step, median · {item.provenance}"), "\n".join(said)
 
 
 def _by_length(device: str, items: Sequence[Recording]) -> tuple[Figure, str]:
-    """Forward and backward of attention together, in milliseconds, by kernel over s; as text, eager over
-    flash.
-    """
+    """Milliseconds of attention's forward plus backward, by kernel over s; as text, eager over flash."""
     series: dict[str, dict[float, float]] = {}
-    for one in (one for item in items for one in item.parts["kernels"]["kernels"] if "milliseconds" in one):
-        both = zip(*one["milliseconds"].values(), strict=True)
-        series.setdefault(one["kernel"], {})[one["seq_len"]] = spread([sum(pair) for pair in both])["median"]
+    for item in items:
+        for one in item.parts["kernels"]["kernels"]:
+            if "milliseconds" in one:
+                both = zip(*one["milliseconds"].values(), strict=True)
+                median = spread([sum(pair) for pair in both])["median"]
+                series.setdefault(one["kernel"], {})[one["seq_len"]] = median
     points = {
         name: ([float(s) for s in sorted(found)], [found[s] for s in sorted(found)])
         for name, found in series.items()
     }
     fused = "flash" if "flash" in series else next((name for name in series if name != "eager"), "")
-    both = sorted(set(series.get("eager", {})) & set(series.get(fused, {})), reverse=True)
-    said = [
-        f"Eager attention takes {series['eager'][s] / series[fused][s]:.1f} times as long as {fused} at s ="
-        f" {s:,}"
-        for s in both
-    ] or [f"Attention on {device}: {', '.join(series)}"]
+    said = []
+    # the longest first: it is the title
+    for s in sorted(set(series.get("eager", {})) & set(series.get(fused, {})), reverse=True):
+        ratio = series["eager"][s] / series[fused][s]
+        said.append(f"Eager attention takes {ratio:.1f} times as long as {fused} at s = {s:,}")
+    if not said:
+        said.append(f"Attention on {device}: {', '.join(series)}")
     title = said[0]
     said += filter(None, [items[0].busy])
     figure = lines(

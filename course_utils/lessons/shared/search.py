@@ -1,5 +1,4 @@
-"""Search over the course: `find("reserved memory")` in a notebook, `python3 -m course_utils find` in a
-terminal.
+"""Search over the course: `find("reserved memory")` or, in a terminal, `python3 -m course_utils find`.
 
 Lessons, exercises, glossary, cheat sheet, errata and quiz questions are read at each search, so no index can
 go stale. Solutions, hints and the choices of a quiz are left out: a search must not give an answer away.
@@ -40,9 +39,9 @@ made_quiz = cache(quiz)
 
 @dataclass(frozen=True)
 class Place:
-    """The text under one heading, or a question of a quiz; `kind` is "lesson", "exercises", "quiz" or a page
-    of docs/.
+    """The text under one heading, or a question of a quiz.
 
+    `kind` is "lesson", "exercises", "quiz" or a page of docs/;
     `name` is "lesson 05 · Activations: The loss", or "glossary: Peak"; `fragment` is what JupyterLab scrolls
     to after a "#"; `code` is searched as well, and never shown; `line` is the text around what was asked.
     """
@@ -74,8 +73,9 @@ class Findings:
         parts = [
             f"{one.name}\n    {one.line}\n    {os.path.relpath(one.path)}" for one in self.places[:SHOWN]
         ]
-        how = "Notebooks and pages open in JupyterLab: python3 -m course_utils lab."
-        return "\n\n".join([repr(self), *parts, *([how] if parts else [])])
+        if parts:
+            parts.append("Notebooks and pages open in JupyterLab: python3 -m course_utils lab.")
+        return "\n\n".join([repr(self), *parts])
 
     def _repr_html_(self) -> str:
         """Links are relative to the folder that the kernel works in, which is the notebook's own."""
@@ -86,14 +86,14 @@ class Findings:
             rows.append(
                 f"<li><a href='{link}'>{html.escape(place.name)}</a><br>{html.escape(place.line)}</li>"
             )
-        return f"<p>{html.escape(repr(self))}</p>" + (
-            f"<ol>{''.join(rows)}</ol><p>{AGAIN}</p>" if rows else ""
-        )
+        drawn = f"<p>{html.escape(repr(self))}</p>"
+        if rows:
+            drawn += f"<ol>{''.join(rows)}</ol><p>{AGAIN}</p>"
+        return drawn
 
 
 def find(*words: str, root: Path = ROOT) -> Findings:
-    """Places in the course about `words`, best first; a word also finds those that begin with it, and its
-    plural.
+    """Places in the course about `words`, best first; a word also finds longer ones and its plural.
 
     A place has all the words, but for those that over a quarter of the sections have, as "memory". Where
     nothing is found, the hint names the nearest words that the course knows. Raises ValueError if no word is
@@ -105,9 +105,11 @@ def find(*words: str, root: Path = ROOT) -> Findings:
     if not wanted:
         raise ValueError("name what to look for, as in find('reserved memory')")
     patterns = [_pattern(word) for word in wanted]
+    # for each place, word and text of the place: how often
     mentions = [
         [[len(pattern.findall(text)) for text in _texts(place)] for pattern in patterns] for place in course
     ]
+    # for each word, the part of all places that have it
     shares = [sum(map(any, found)) / len(course) for found in zip(*mentions, strict=True)]
     required = [index for index, share in enumerate(shares) if share <= 0.25] or range(len(wanted))
     scores = {
@@ -119,34 +121,42 @@ def find(*words: str, root: Path = ROOT) -> Findings:
         # sections of equal score stay in the course's order
         best = sorted(scores, key=lambda place: -scores[place])
         return Findings(asked, [replace(place, line=_around(place.text, patterns)) for place in best])
+    unknown = [word for word, share in zip(wanted, shares, strict=True) if not share]
+    return Findings(asked, [], _hint(course, unknown))
+
+
+def _hint(course: Sequence[Place], unknown: Sequence[str]) -> str:
+    """What to try instead of words that no place has."""
     known = dict.fromkeys(
         word for place in course for word in WORD.findall(f"{place.heading} {place.text}".lower())
     )
-    meant = [nearest(word, known, 0.7) for word, share in zip(wanted, shares, strict=True) if not share]
+    meant = [nearest(word, known, 0.7) for word in unknown]
     likely = " and ".join(repr(word) for word in meant if word)
-    return Findings(asked, [], f"did you mean {likely}?" if likely else "try fewer words, or others.")
+    return f"did you mean {likely}?" if likely else "try fewer words, or others."
 
 
 def _pattern(word: str) -> re.Pattern[str]:
-    """Matches words that begin with this one, or its singular; a letter or two (h, K, GB) match themselves
-    alone.
-    """
+    """Matches words that begin with this one, or its singular; a letter or two (h, K, GB) only themselves."""
     singular = re.sub(r"(?<=ch|sh|ss|.x)es$|(?<=\w\w\w)(?<!s)s$", "", word)
-    return re.compile(rf"(?<![^\W_]){singular}" + r"(?![^\W_])" * (len(word) <= 2))
+    # `[^\W_]` is a letter or digit: an underscore ends a word here, so that "cuda" finds `torch_cuda`
+    pattern = rf"(?<![^\W_]){singular}"
+    if len(word) <= 2:
+        pattern += r"(?![^\W_])"
+    return re.compile(pattern)
 
 
 def _texts(place: Place) -> list[str]:
     """The searched texts of a place, in lower case, with "micro-batch" also as "microbatch"."""
     lower = [text.lower() for text in (place.heading, place.name, place.text, place.code)]
-    return [
-        " ".join([text, *(re.sub("[-_]", "", word) for word in COMPOUND.findall(text))]) for text in lower
-    ]
+    searched = []
+    for text in lower:
+        joined = [re.sub("[-_]", "", word) for word in COMPOUND.findall(text)]
+        searched.append(" ".join([text, *joined]))
+    return searched
 
 
 def _score(place: Place, mentions: Sequence[Sequence[int]], shares: Sequence[float]) -> float:
-    """Points for each word, more for a rare one and in a heading; most for a heading that has what was asked
-    alone.
-    """
+    """Points for each word, more for a rare one and in a heading; most for a heading of just these words."""
     weights = (16.0 if place.kind == "glossary" else 12.0, 4.0, 1.0, 0.5)  # heading, name, text, code
     points = sum(
         (1 - share) * weight * (1 + 0.1 * min(count, 5))
@@ -154,15 +164,17 @@ def _score(place: Place, mentions: Sequence[Sequence[int]], shares: Sequence[flo
         for weight, count in zip(weights, found, strict=True)
         if count
     )
-    exact = len(WORD.findall(place.heading)) <= len(mentions) and all(found[0] for found in mentions)
-    return points + 24.0 * exact
+    if len(WORD.findall(place.heading)) <= len(mentions) and all(found[0] for found in mentions):
+        points += 24.0
+    return points
 
 
 def _around(text: str, patterns: Sequence[re.Pattern[str]]) -> str:
     """About 120 characters of `text`, from a little before the first of the words on."""
     found = min((match.start() for one in patterns for match in one.finditer(text.lower())), default=0)
     start = text.find(" ", found - 40) + 1 if found > 40 else 0
-    return "… " * (start > 0) + textwrap.shorten(text[start:], 120, placeholder=" …")
+    shortened = textwrap.shorten(text[start:], 120, placeholder=" …")
+    return f"… {shortened}" if start > 0 else shortened
 
 
 def places(root: Path) -> Iterator[Place]:
@@ -170,10 +182,10 @@ def places(root: Path) -> Iterator[Place]:
     for kind, name in PAGES.items():
         if (root / name).exists():
             _, *parts = ANCHORED.split((root / name).read_text(encoding="utf-8"))
-            for anchor, heading, body in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
-                yield Place(
-                    kind, f"{kind}: {plain(heading)}", plain(heading), root / name, anchor, plain(body)
-                )
+            # split gives, after what is before the first heading, anchor, heading and body by turns
+            for anchor, marked, body in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+                heading = plain(marked)
+                yield Place(kind, f"{kind}: {heading}", heading, root / name, anchor, plain(body))
     for kind, folder in (("lesson", "notebooks"), ("exercises", "exercises")):
         for path in notebooks(root / folder):
             yield from _notebook(kind, path)
@@ -189,7 +201,7 @@ def _notebook(kind: str, path: Path) -> Iterator[Place]:
         fragment = f"cell-id={cell.get('id', '')}"
         if cell["cell_type"] == "markdown":
             before, *parts = HEADING.split(HIDDEN.sub("", source))
-            if found:
+            if found:  # a cell without a heading, or with text above it, goes on with the last section
                 found[-1] = replace(found[-1], text=f"{found[-1].text} {plain(before)}")
             for heading, body in zip(map(plain, parts[::2]), map(plain, parts[1::2]), strict=True):
                 name = f"{page}: {heading}" if page else f"{label} · {heading.split('·', 1)[-1].strip()}"
@@ -198,7 +210,8 @@ def _notebook(kind: str, path: Path) -> Iterator[Place]:
         elif found and kind == "lesson":
             found[-1] = replace(found[-1], code=f"{found[-1].code}\n{source}")
             asked = re.search(r"^quiz\((\d+)\)$", source, re.MULTILINE)
-            for count, one in enumerate(made_quiz(int(asked[1])).questions if asked else (), start=1):
+            questions = made_quiz(int(asked[1])).questions if asked else ()
+            for count, one in enumerate(questions, start=1):
                 name = f"{page.replace('lesson', 'quiz', 1)}: question {count}"
                 yield Place("quiz", name, "", path, fragment, plain(one.text))
     yield from found
