@@ -2,7 +2,7 @@
 
 import tomllib
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from itertools import accumulate, count
 from pathlib import Path
@@ -33,7 +33,7 @@ from ...units import MiB
 from ..shared.judging import same, seeded
 from .traces import Process, in_one_process, trace_of
 
-# ----------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # 10.1: peaks
 PEAK, FLAT = "peak allocated", "max_memory_allocated, never reset"
 AFTER, KEPT = "memory_allocated after the step", "memory_reserved after the step"
@@ -61,9 +61,7 @@ TRAININGS: tuple[tuple[Callable[[], nn.Module], Callable[[int], torch.Tensor], t
 
 @cache
 def counted(number: int, batches: tuple[int, ...], keep: str = "") -> dict[str, dict[int, int]]:
-    """Every counter's report of one of TRAININGS with these batch sizes in one process; `keep` is what never
-    goes.
-    """
+    """What each counter reports of one of TRAININGS, all batches in one process; `keep` is never let go."""
     make, draw, _ = TRAININGS[number]
     found: dict[str, dict[int, int]] = defaultdict(dict)
     kept: list[Any] = []
@@ -73,35 +71,35 @@ def counted(number: int, batches: tuple[int, ...], keep: str = "") -> dict[str, 
             left = torch.cuda.memory_allocated()
             model = make()
             optimizer = torch.optim.AdamW(model.parameters())
-            kept += [model, optimizer] if keep == "models" else []
+            if keep == "models":
+                kept += [model, optimizer]
             torch.cuda.reset_peak_memory_stats()
             for counter in ("one step", PEAK):
                 before = torch.cuda.memory_allocated()
                 loss = model(draw(batch)).square().mean()
                 loss.backward()
-                kept += [loss] if keep == "losses" else []
+                if keep == "losses":
+                    kept.append(loss)
                 del loss
                 optimizer.step()
                 optimizer.zero_grad()
                 found[counter][batch] = torch.cuda.max_memory_allocated()
-            found["extra"][batch], found["difference"][batch] = (
-                found[PEAK][batch] - size for size in (before, left)
-            )
+            found["extra"][batch] = found[PEAK][batch] - before
+            found["difference"][batch] = found[PEAK][batch] - left
             found[FLAT][batch] = max(found[PEAK].values())
-            found[AFTER][batch], found[KEPT][batch] = (
-                torch.cuda.memory_allocated(),
-                torch.cuda.memory_reserved(),
-            )
+            found[AFTER][batch] = torch.cuda.memory_allocated()
+            found[KEPT][batch] = torch.cuda.memory_reserved()
     return found
 
 
 def _read(counter: str, keep: str = "", alone: bool = False) -> Callable[[int, int], int]:
-    """A counter by training and batch size, where all of its trainings share a process or each is `alone` in
-    one.
-    """
-    return lambda number, batch: counted(number, (batch,) if alone else TRAININGS[number][-1], keep)[counter][
-        batch
-    ]
+    """A counter by training and batch size, with all of its batch sizes in one process or each `alone`."""
+
+    def read(number: int, batch: int) -> int:
+        batches = (batch,) if alone else TRAININGS[number][-1]
+        return counted(number, batches, keep)[counter][batch]
+
+    return read
 
 
 PEAK_MISTAKES: Mistakes = {
@@ -131,22 +129,20 @@ def peaks(answer: Any) -> None:
     for number, (make, draw, batches) in enumerate(TRAININGS):
         with on_new_gpu():
             made = count()
-            making = lambda make=make, made=made: make() if next(made) >= 0 else None  # noqa: E731
+            making = partial(_count_and_make, made, make)
             got = call(answer, make=making, draw=draw, batches=list(batches), returns=Mapping)
             output += [make()(draw(batch)).nbytes for batch in batches]
-        expect(
-            str not in map(type, got), "Your dictionary's keys are texts: use the batch sizes, whole numbers."
-        )
+        texts = str in map(type, got)
+        expect(not texts, "Your dictionary's keys are texts: use the batch sizes, whole numbers.")
         mine += entries(got, list[Any](batches)).values()
-        expect(
-            next(made) >= len(batches), "You train one model for all batch sizes. Each one needs a new model."
-        )
+        one_for_each = next(made) >= len(batches)
+        expect(one_for_each, "You train one model for all batch sizes. Each one needs a new model.")
         cases += [(number, batch) for batch in batches]
     right = _read(PEAK, alone=True)
 
     def close(got: Sequence[float], wanted: Sequence[float]) -> bool:
-        # Blocks depend on what is cached. And a loop that names output or loss may keep two outputs more at
-        # its peak
+        # Blocks depend on what is cached. And a loop that names output or loss may keep two more outputs
+        # at its peak.
         spans = zip(got, wanted, output, strict=True)
         return all(0.98 * least <= one <= 1.02 * least + 2 * more for one, least, more in spans)
 
@@ -156,16 +152,19 @@ def peaks(answer: Any) -> None:
         segments = all(one % (2 * MiB) == 0 for one in mine)
         expect(not segments, "These are whole segments: `reserved`. Which counter counts tensors?")
         fail(
-            "Some peak is off. Take two steps of a new model, with exactly that loss, and read the most"
-            " allocated."
+            "Some peak is off. "
+            "Take two steps of a new model, with exactly that loss, and read the most allocated."
         )
+
+
+def _count_and_make(made: Iterator[int], make: Callable[[], nn.Module]) -> nn.Module:
+    next(made)
+    return make()
 
 
 @cache
 def process() -> Process:
-    """A small GPT trained with one batch size after the other in one process, on the CPU, through one
-    allocator.
-    """
+    """A small GPT trained with several batch sizes in one process, on the CPU, through one allocator."""
     runs = {str(batch): TrainingRun(SMALL, batch, 64, "fp32", attention="eager") for batch in (32, 16, 8, 4)}
     return in_one_process({label: measure(run, source="cpu") for label, run in runs.items()})
 
@@ -176,8 +175,8 @@ def planted_report() -> dict[str, int]:
     return {label: max(allocated[:last]) for label, (_, last) in process().spans.items()}
 
 
-# ----------------------------------------------------------------------------------------------------- 10.2:
-# fragmented
+# --------------------------------------------------------------------------------------------------
+# 10.2: fragmented
 @exercise("10.2", "Out of memory with over half free: you can build it, so you can recognize it.")
 def fragmented(answer: Any) -> None:
     """`answer(capacity)` is a list of events; the last, a request, fails with more than half free."""
@@ -192,25 +191,20 @@ def fragmented(answer: Any) -> None:
         failure = result.failure
         if failure is None:
             fail(
-                f"{gpu} everything fits, even the last request. Which hole took it? Or did a segment without"
-                " a tensor go back to the driver?"
+                f"{gpu} everything fits, even the last request. Which hole took it? "
+                "Or did a segment without a tensor go back to the driver?"
             )
         at = len(result) + 1
         expect(at == len(events), f"{gpu} memory runs out before the last request, at event {at}.")
-        expect(
-            failure.requested <= failure.free, f"{gpu} the last request asks for more than all that is free."
-        )
-        expect(
-            failure.free_share > 0.50,
-            f"{gpu} it fails, but not more than half is free then. Leave larger holes.",
-        )
-        expect(
-            failure.requested < failure.free,
-            f"{gpu} the last request asks for all that is free. Ask for less.",
-        )
+        asked = failure.requested
+        free = failure.free
+        expect(asked <= free, f"{gpu} the last request asks for more than all that is free.")
+        little = f"{gpu} it fails, but not more than half is free then. Leave larger holes."
+        expect(failure.free_share > 0.50, little)
+        expect(asked < free, f"{gpu} the last request asks for all that is free. Ask for less.")
 
 
-# ----------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # 10.3: embed
 UP_AND_DOWN = (*range(2000, 5301, 220), *range(5200, 1899, -220))
 CORPORA = (
@@ -218,18 +212,15 @@ CORPORA = (
     (range(5504, 4095, -128), 860 * MiB),
     (UP_AND_DOWN, 1200 * MiB),
 )
-"""Lengths of documents, rising, falling and both, and a GPU's memory: for all features and one document's
-forward.
-"""
-FEATURES, WHOLE = 2048, "Call the model once for each document, with the whole document and no other."
+"""Lengths of documents, rising, falling, both; the GPU's memory, for all features and one forward."""
+FEATURES = 2048
+WHOLE = "Call the model once for each document, with the whole document and no other."
 
 
 def corpus(
     lengths: Sequence[int], device: str, width: int = 8, features: int = 6
 ) -> tuple[nn.Module, list[Any]]:
-    """A small encoder, `width` numbers for each token inside and `features` in the end, and documents to
-    encode.
-    """
+    """A small encoder, per token `width` numbers inside and `features` at the end, and its documents."""
     model = nn.Sequential(nn.Embedding(1000, width), nn.GELU(), nn.Linear(width, features)).to(device)
     return model, [torch.randint(1000, (length,), device=device) for length in lengths]
 
@@ -239,15 +230,13 @@ def embed(answer: Any) -> None:
     """`answer(model, documents)` lists each document's features, made in an order that fits the card."""
     _check_features(answer)
     for lengths, memory in CORPORA:
-        # tokens of each forward and what was there; each result
-        seen = list[tuple[int, int]]()
-        found = list[Any]()
+        seen = list[tuple[int, int]]()  # tokens of each forward and what was there
+        found = list[Any]()  # device and shape of each result
         with on_new_gpu(memory):
             model, given = corpus(lengths, "cuda", 4096, FEATURES)
-            now = torch.cuda.memory_allocated
-            start = now()
+            start = torch.cuda.memory_allocated()
             each = 4 * FEATURES
-            model.register_forward_pre_hook(lambda _, x, seen=seen, now=now: seen.append((len(x[0]), now())))
+            model.register_forward_pre_hook(partial(_note_forward, seen))
             try:
                 got = call(answer, model, given, returns=(list, tuple), may_change=(0, 1))
                 found = [(one.device.type, *one.shape) for one in got]
@@ -263,6 +252,10 @@ def embed(answer: Any) -> None:
         expect(stayed, "The features must stay on the GPU, from the moment they are made.")
 
 
+def _note_forward(seen: list[tuple[int, int]], model: nn.Module, given: tuple[torch.Tensor]) -> None:
+    seen.append((len(given[0]), torch.cuda.memory_allocated()))
+
+
 def _check_features(answer: Any) -> None:
     """Judge the values on the CPU: also one document alone, and two of the same length."""
     for lengths in ((5,), (2, 3, 3, 7), (3, 5, 4, 1)):
@@ -273,61 +266,48 @@ def _check_features(answer: Any) -> None:
         tensors = len(got) == len(given) and all(isinstance(one, torch.Tensor) for one in got)
         expect(tensors, "Return a list with one tensor of features for each document.")
         graph = any(one.requires_grad for one in got)
-        expect(
-            not graph,
-            "Your features carry a graph, which keeps the model's activations: leave `no_grad` in place.",
-        )
+        leave = "Your features carry a graph, which keeps the model's activations: leave `no_grad` in place."
+        expect(not graph, leave)
         expect(all(one.dtype == torch.float32 for one in got), "Return the features in fp32.")
-        moved = not same(got, right) and all(any(same([one], [other]) for one in got) for other in right)
-        expect(
-            not moved,
-            "The features are right, but in the order that you made them. Return the documents' order.",
-        )
-        expect(
-            same(got, right) or not same(got, right, 1e-2), "Your features are rounded: what is in 16 bits?"
-        )
-        expect(
-            same(got, right),
-            "Some features belong to another document: two documents may have the same length.",
-        )
+        exact = same(got, right)
+        moved = not exact and all(any(same([one], [other]) for one in got) for other in right)
+        order = "The features are right, but in the order that you made them. Return the documents' order."
+        expect(not moved, order)
+        rounded = not exact and same(got, right, 1e-2)
+        expect(not rounded, "Your features are rounded: what is in 16 bits?")
+        expect(exact, "Some features belong to another document: two documents may have the same length.")
 
 
 def _explain(tokens: list[int], lengths: Sequence[int], made_room: float) -> None:
-    """Say why memory ran out, by the order of the forwards, and the part of the features that room was made
-    for.
-    """
+    """Say why memory ran out, from the order of the forwards and the part of the features that got room."""
     expect(not Counter(tokens) - Counter(lengths), WHOLE)
-    expect(
-        made_room < 1.1, "You make more room than all features need. Each document has a length of its own."
-    )
-    expect(
-        made_room < 1,
-        "You make room for all features. Are they copied there, or does `features[i] = …` replace?",
-    )
-    rising = tokens == sorted(tokens)
-    given = lengths[0] < lengths[-1]
-    as_they_come = lengths is UP_AND_DOWN and tuple(tokens) in (
-        lengths[: len(tokens)],
-        lengths[::-1][: len(tokens)],
-    )
+    more = "You make more room than all features need. Each document has a length of its own."
+    expect(made_room < 1.1, more)
+    all_at_once = "You make room for all features. Are they copied there, or does `features[i] = …` replace?"
+    expect(made_room < 1, all_at_once)
+    begun = len(tokens)
+    in_order = (lengths[:begun], lengths[::-1][:begun])
+    as_they_come = lengths is UP_AND_DOWN and tuple(tokens) in in_order
     expect(not as_they_come, "Out of memory where lengths first rise, then fall: you rely on their order.")
-    expect(
-        rising,
-        "Out of memory, but not from short to long: what else stays on the card, or is copied in the end?",
-    )
+    rising = tokens == sorted(tokens)
+    stays = "Out of memory, but not from short to long: what else stays on the card, or is copied in the end?"
+    expect(rising, stays)
+    given = lengths[0] < lengths[-1]
     expect(given, "Out of memory where documents come from long to short: you rely on their order.")
     fail(
-        "Out of memory. From short to long, features lie in segments that are too small for the next"
-        " document. Neither `del` nor `empty_cache` gives back a segment with a tensor in it."
+        "Out of memory. "
+        "From short to long, features lie in segments that are too small for the next document. "
+        "Neither `del` nor `empty_cache` gives back a segment with a tensor in it."
     )
 
 
-# -----------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # 10.4: leak
 @cache
 def snapshot(leak: str | None) -> dict[str, Any]:
-    """Five steps, traced on the CPU, as a snapshot such as `read_snapshot` gives. They keep what `leak` makes
-    ("first" in three of the five), and step 3 alone a decoy's tensors.
+    """Five steps, traced on the CPU, as a snapshot such as `read_snapshot` gives.
+
+    They keep what `leak` makes ("first" in three of the five), and step 3 alone a decoy's tensors.
     """
     with seeded(10):
         layers: dict[str, nn.Module] = {
@@ -355,9 +335,8 @@ def snapshot(leak: str | None) -> dict[str, Any]:
         if leak == "last" or (leak == "first" and number in (2, 4, 5)):
             kept.append({"first": hidden, "last": output}[leak].detach())
 
-    return snapshot_of(
-        replay(measure(step=step, model=model, optimizer=optimizer, batch=x, steps=5, source="cpu"))
-    )
+    measured = measure(step=step, model=model, optimizer=optimizer, batch=x, steps=5, source="cpu")
+    return snapshot_of(replay(measured))
 
 
 LEAKS: tuple[str | None, ...] = ("last", None, "first")
@@ -372,35 +351,33 @@ def leak(answer: Any) -> None:
     parameter = next((mine for mine in got if mine and "." in mine and " of " not in mine), "")
     expect(
         not parameter,
-        f"You name {parameter!r}, which is not a module. It was made in the set-up, step 0, and its "
-        "gradient in step 5. Which steps count?",
+        f"You name {parameter!r}, which is not a module. "
+        "It was made in the set-up, step 0, and its gradient in step 5. Which steps count?",
     )
     expect(len(set(got)) > 1, "You give the same answer, whatever the snapshot says. The hidden ones differ.")
     wrong = [(mine, module) for mine, module in zip(got, LEAKS, strict=True) if mine != module]
     leaks = None not in [module for _, module in wrong]
-    expect(
-        leaks,
-        "You find a leak where there is none. How many steps make a leak's blocks? Step 0 is the set-up.",
-    )
-    for mine, module in wrong:
-        blocks = [block for segment in snapshot(module)["segments"] for block in segment["blocks"]]
-        living = {block["frames"][0]["filename"] for block in blocks if block["state"] == "active_allocated"}
-        expect(
-            mine, "You find nothing, but something piles up: count the steps of each module's living blocks."
-        )
-        expect(
-            mine in living,
-            f"{mine!r} is not the module of a living block. Its name is in frames[0]['filename'].",
-        )
-        fail("The tensors that you name were made in one step and kept. Which are made in several?")
+    none = "You find a leak where there is none. How many steps make a leak's blocks? Step 0 is the set-up."
+    expect(leaks, none)
+    if wrong:
+        _explain_leak(*wrong[0])
 
 
-# ------------------------------------------------------------------------------------------------------ 10.5:
-# allocator
+def _explain_leak(mine: str | None, module: str | None) -> None:
+    """Fail with what is wrong about `mine`, where `module` leaks."""
+    blocks = [block for segment in snapshot(module)["segments"] for block in segment["blocks"]]
+    living = {block["frames"][0]["filename"] for block in blocks if block["state"] == "active_allocated"}
+    missed = "You find nothing, but something piles up: count the steps of each module's living blocks."
+    expect(mine, missed)
+    other = f"{mine!r} is not the module of a living block. Its name is in frames[0]['filename']."
+    expect(mine in living, other)
+    fail("The tensors that you name were made in one step and kept. Which are made in several?")
+
+
+# --------------------------------------------------------------------------------------------------
+# 10.5: allocator
 Rule = tuple[str, str, list[str]]
-"""What is said where that counter (without one: any) is off in *all* of these traces, for the lesson's
-player.
-"""
+"""What is said where that counter ("": any) is off in *all* of these traces, for the lesson's player."""
 RULES: list[Rule] = tomllib.loads(Path(__file__).with_name("rules.toml").read_text(encoding="utf-8"))["rules"]
 
 
@@ -421,20 +398,22 @@ def random_requests(seed: int, events: int = 3000, most: int = 40) -> list[tuple
 
 
 def first_off(answer: Any, events: Sequence[tuple[int, Any]]) -> tuple[int, str] | None:
-    """The number of the first event after which allocated or reserved is off, and the counter's name; else
-    None.
-    """
+    """The first event after which a counter is off, numbered from 1, and the counter's name; else None."""
     memory = call(answer, returns=object)
     right = replay(events)
     for index, (size, name) in enumerate(events):
-        for method in ("allocate", *["free"] * (size < 0), "allocated", "reserved"):
+        # A half allocator, which cannot free yet, is asked for `free` only where it is needed.
+        needed = ["allocate", "allocated", "reserved"]
+        if size < 0:
+            needed.insert(1, "free")
+        for method in needed:
             expect(hasattr(memory, method), f"Your allocator has no `{method}`.")
-        call_for_effect(*((memory.allocate, name, size) if size > 0 else (memory.free, name)))
-        lost = size > 0 and memory.reserved == 0
-        expect(
-            not lost,
-            "After a request nothing is reserved: is your new segment in `self.small` or `self.large`?",
-        )
+        if size > 0:
+            call_for_effect(memory.allocate, name, size)
+            lost = "After a request nothing is reserved: is your new segment in `self.small` or `self.large`?"
+            expect(memory.reserved != 0, lost)
+        else:
+            call_for_effect(memory.free, name)
         for counter in ("allocated", "reserved"):
             if of_kind(getattr(memory, counter), int, f"{counter} is") != getattr(right, counter)[index]:
                 return index + 1, counter
@@ -446,23 +425,25 @@ def first_off(answer: Any, events: Sequence[tuple[int, Any]]) -> tuple[int, str]
     "Every rule, a real training, thousands of events: your allocator matches PyTorch's, byte for byte.",
 )
 def allocator(answer: Any) -> None:
-    """`answer()` is an allocator: `allocate(name, size)`, `free(name)`, and the counters `allocated` and
-    `reserved`.
-    """
+    """`answer()` is an allocator: `allocate(name, size)`, `free(name)`, and `allocated` and `reserved`."""
     half = isinstance(answer, type) and not hasattr(answer, "free")
     rules = [rule for rule in RULES if not (half and "-" in "".join(rule[-1]))]
     traces = {trace: trace_of(trace) for _, _, those in rules for trace in those}
     off = {trace: first_off(answer, events) for trace, events in traces.items()}
     for message, counter, those in rules:
-        found = [one for trace in those if (one := off[trace]) and counter in one[1]]
-        place = f"Your `{found[0][1]}` is off after event {found[0][0]} of {those[0]!r}" if found else ""
-        expect(len(found) < len(those), f"{message} {place}. Play it in the lesson's player.")
+        slips = [off[trace] for trace in those]
+        found = [slip for slip in slips if slip is not None and counter in slip[1]]
+        if len(found) == len(those):
+            event, wrong = found[0]
+            place = f"Your `{wrong}` is off after event {event} of {those[0]!r}"
+            fail(f"{message} {place}. Play it in the lesson's player.")
     expect(not half, "Everything that works without `free` is right. Now write the half that frees.")
     step = requests_of(measure(TrainingRun(SMALL, 8, 64, "fp32", attention="eager"), source="cpu"))
     for events in ([(size, f"t{name}") for size, name, _ in step], random_requests(1), random_requests(2)):
-        one = first_off(answer, events)
-        words = (
-            "Each rule alone is right, but `{1}` is off after event {0} of a longer trace. Which rules meet"
-            " there?"
-        )
-        expect(one is None, words.format(*one or (0, "")))
+        slip = first_off(answer, events)
+        if slip is not None:
+            event, wrong = slip
+            fail(
+                f"Each rule alone is right, but `{wrong}` is off after event {event} of a longer trace. "
+                "Which rules meet there?"
+            )

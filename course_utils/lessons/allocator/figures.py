@@ -41,10 +41,16 @@ def _name(block: MemoryBlock) -> str:
 
 
 def _row(canvas: Canvas, segment: MemorySegment, y: float, scale: float) -> None:
-    pool = "small pool" if segment.small else "expandable" if segment.expandable else "segment"
-    canvas.text(MARGIN, y + 15, pool, 12, QUIET)
+    if segment.small:
+        kind = "small pool"
+    elif segment.expandable:
+        kind = "expandable"
+    else:
+        kind = "segment"
+    canvas.text(MARGIN, y + 15, kind, 12, QUIET)
     canvas.text(MARGIN, y + 30, spelled(segment.bytes), 12)
     left = MARGIN + LABEL_WIDTH
+    free_ink = FREE_INK if segment.allocated else CACHED_INK
     for block in segment.blocks:
         x = left + (block.address - segment.address) * scale
         width = block.bytes * scale
@@ -53,11 +59,10 @@ def _row(canvas: Canvas, segment: MemorySegment, y: float, scale: float) -> None
         tip = f"{name}: {spelled(block.bytes)}"
         canvas.rect(x, y, width, ROW, fill, tip, stroke=RULE, stroke_width=0.8, data_block=name)
         if not block.is_allocated:
-            canvas.hatch(x, y, width, ROW, FREE_INK if segment.allocated else CACHED_INK, gap=7)
+            canvas.hatch(x, y, width, ROW, free_ink, gap=7)
+        middle = x + width / 2
         for words in (f"{name} {spelled(block.bytes)}", name):
             if text_width(words, 12) + 6 <= width:
-                canvas.halo_text(
-                    x + width / 2, y + 21, words, 12, fill, fill=ink_on(fill), text_anchor="middle"
-                )
+                canvas.halo_text(middle, y + 21, words, 12, fill, fill=ink_on(fill), text_anchor="middle")
                 break
     canvas.rect(left, y, segment.bytes * scale, ROW, "none", stroke=INK, stroke_width=1.4)

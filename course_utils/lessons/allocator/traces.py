@@ -1,6 +1,4 @@
-"""Lesson 10: small traces to replay, the allocator's reasons at each event, and several
-runs in one process.
-"""
+"""Lesson 10: small traces to replay, the allocator's reason at each event, several runs in one process."""
 
 import re
 from collections import Counter
@@ -14,27 +12,27 @@ from ...units import BLOCK, GB, GiB, KiB, MiB
 
 SIZES = {"K": KiB, "": MiB, "M": MiB}
 TOKEN = re.compile(r"(?P<name>\w+)=(?P<size>[0-9]*\.?[0-9]+)(?P<unit>[KM]?)|-(?P<freed>\w+)")
-RULES = (  # a trace: each rule of the allocator shows once
-    "a=4 b=4 c=4 d=12 e=512K -b f=2 -a -f g=7 -d h=11 i=13"
-)
+# A trace: each rule of the allocator shows once.
+RULES = "a=4 b=4 c=4 d=12 e=512K -b f=2 -a -f g=7 -d h=11 i=13"
 
 
 def trace_of(text: str) -> list[tuple[int, str]]:
-    """Events from a text: "a=4 b=512K -a" allocates 4 MiB and 512 KiB and frees the first. ValueError for no
-    trace.
+    """Events from a text: "a=4 b=512K -a" allocates 4 MiB and 512 KiB and frees the first.
+
+    Raises ValueError for a text that is no trace.
     """
     events = list[tuple[int, str]]()
     live = dict[str, int]()
     for token in text.split():
-        if (match := TOKEN.fullmatch(token)) is None:
+        match = TOKEN.fullmatch(token)
+        if match is None:
             raise ValueError(
                 f"{token!r} is not an event: write a=4 to allocate 4 MiB, b=512K for KiB, -a to free"
             )
         name = match["name"] or match["freed"]
         if (name in live) != bool(match["freed"]):
-            raise ValueError(
-                f"{token!r}: {name!r} is {'allocated already' if name in live else 'not allocated'}"
-            )
+            state = "allocated already" if name in live else "not allocated"
+            raise ValueError(f"{token!r}: {name!r} is {state}")
         if match["freed"]:
             events.append((-live.pop(name), name))
         else:
@@ -49,14 +47,13 @@ def reasons(replayed: Replay) -> list[str]:
     allocator = playback.allocator
     told = list[str]()
     for request in replayed.requests[: len(replayed)]:
-        free = {
-            block.address: block.size for run in allocator.segments() for block in run if not block.allocated
-        }
+        # Before the request: the free blocks, and how often the driver was called.
+        blocks = [block for run in allocator.segments() for block in run]
+        free = {block.address: block.size for block in blocks if not block.allocated}
         calls = len(allocator.driver_calls)
         address = playback.perform(request)
-        block = next(
-            block for run in allocator.segments() for block in run if block.address <= address < block.end
-        )
+        blocks = [block for run in allocator.segments() for block in run]
+        block = next(block for block in blocks if block.address <= address < block.end)
         if request.bytes < 0:
             told.append(_freed(request, block, allocator))
             continue
@@ -67,9 +64,14 @@ def reasons(replayed: Replay) -> list[str]:
 
 
 def _from_driver(calls: Sequence[DriverCall]) -> str:
+    """What the driver gave for a request, and took back for it; "" where it was not called."""
     taken, given_back = (sum(call.bytes for call in calls if TAKEN[call.action] == sign) for sign in (1, -1))
-    words = f"{spelled(given_back)} of empty segments go back to the driver, then " if given_back else ""
-    return f"{words}no free block holds it, so the driver gives {spelled(taken)}" if taken else ""
+    if not taken:
+        return ""
+    words = f"no free block holds it, so the driver gives {spelled(taken)}"
+    if given_back:
+        words = f"{spelled(given_back)} of empty segments go back to the driver, then {words}"
+    return words
 
 
 def _rest(block: Block) -> str:
@@ -85,12 +87,11 @@ def _rest(block: Block) -> str:
 def _freed(request: Request, block: Block, allocator: CachingAllocator) -> str:
     if block.is_whole_segment:
         return (
-            f"{request.name} is freed. Its whole segment is empty now, and is kept: the driver gets nothing"
-            " back."
+            f"{request.name} is freed. "
+            "Its whole segment is empty now, and is kept: the driver gets nothing back."
         )
-    joined = (
-        " and joined with free neighbors" if block.size - allocator.round_size(-request.bytes) > MiB else ""
-    )
+    grown = block.size - allocator.round_size(-request.bytes)
+    joined = " and joined with free neighbors" if grown > MiB else ""
     return f"{request.name} is freed{joined}: now a block of {spelled(block.size)} is free, and is kept."
 
 
@@ -103,18 +104,14 @@ def spelled(size: int) -> str:
 
 @dataclass(frozen=True)
 class Process:
-    """Several runs in one process; `spans` has each one's (first, last), for
-    `replayed.allocated[first:last]`.
-    """
+    """Runs in one process; `spans` has the (first, last) of each, for `replayed.allocated[first:last]`."""
 
     replayed: Replay
     spans: Mapping[str, tuple[int, int]] = field(repr=False)
 
 
 def in_one_process(runs: Mapping[str, Measurement]) -> Process:
-    """The runs in order, each one's tensors freed when it ends, through one allocator
-    that keeps its cache.
-    """
+    """The runs in order, each freed when it ends, through one allocator that keeps its cache."""
     events = list[tuple[int, object]]()
     spans = dict[str, tuple[int, int]]()
     for label, measured in runs.items():

@@ -1,6 +1,4 @@
-"""An allocator to play with: requests as text, a slider over them, and what it did at each. For notebooks
-only.
-"""
+"""An allocator to play with: requests as text, a slider, and what it did at each. For notebooks only."""
 
 from contextlib import suppress
 from html import escape
@@ -31,16 +29,13 @@ class AllocatorPlayer(Explorable):
     def __init__(self, trace: str = RULES, event: int | None = None) -> None:
         wide = {"width": "868px", "max_width": "100%"}
         most = len(trace_of(trace))
-        controls = {
-            "trace": ipywidgets.Text(
-                trace, description="requests", continuous_update=False, style=STYLE, layout=wide
-            ),
-            "segments": dropdown("memory in", SEGMENTS, next(iter(SEGMENTS))),
-            "event": ipywidgets.IntSlider(
-                event or most, 1, most, description="event", style=STYLE, layout=LAYOUT
-            ),
-            "gpu": dropdown("the GPU has", CAPACITIES, next(iter(CAPACITIES))),
-        }
+        typed = ipywidgets.Text(
+            trace, description="requests", continuous_update=False, style=STYLE, layout=wide
+        )
+        segments = dropdown("memory in", SEGMENTS, next(iter(SEGMENTS)))
+        slider = ipywidgets.IntSlider(event or most, 1, most, description="event", style=STYLE, layout=LAYOUT)
+        gpu = dropdown("the GPU has", CAPACITIES, next(iter(CAPACITIES)))
+        controls = {"trace": typed, "segments": segments, "event": slider, "gpu": gpu}
         super().__init__(controls)
 
     @property
@@ -57,7 +52,9 @@ class AllocatorPlayer(Explorable):
         slider = self.controls["event"]
         with suppress(ValueError), slider.hold_trait_notifications():
             most = max(1, len(self.replayed))
-            slider.max, slider.value = most, min(slider.value, most)
+            value = min(slider.value, most)
+            slider.max = most
+            slider.value = value
         super().update(change)
 
     def redraw(self) -> tuple[Figure, str]:

@@ -1,5 +1,4 @@
-"""Lesson 13: public calculators of training memory (`estimating.published`), and what separates each from a
-step.
+"""Lesson 13: public calculators of training memory (`estimating.published`), and how far each is off a step.
 
 Answers and peaks are cut into the same components: their difference is a sum of named terms, to the byte.
 """
@@ -21,7 +20,8 @@ STATES = "states"
 SCORES = "attention scores"
 BLOCKS = "rest of the blocks"
 OUTSIDE = "embedding, logits, loss"
-COPIES, PASSING = "weight copies", "temporaries, inputs"
+COPIES = "weight copies"
+PASSING = "temporaries, inputs"
 COMPONENTS = (STATES, SCORES, BLOCKS, OUTSIDE, COPIES, PASSING)
 """The parts of every answer and every measurement: all of it, nothing twice."""
 
@@ -49,7 +49,9 @@ class Calculator(NamedTuple):
     @property
     def label(self) -> str:
         """The name, and the part that it counts if that is not a whole step."""
-        return self.name if self.counts == "a step" else f"{self.name} ({self.counts} only)"
+        if self.counts == "a step":
+            return self.name
+        return f"{self.name} ({self.counts} only)"
 
     def total(self, run: TrainingRun) -> int:
         """The answer for a run, in bytes. Raises ValueError for runs that it does not cover."""
@@ -70,17 +72,15 @@ def _states_of(parts: Callable[[TrainingRun], Parts]) -> Callable[[TrainingRun],
 
 
 def _scores(run: TrainingRun, each: int = 5) -> int:
-    """5·a·s²·b in every block, for any kernel (Korthikanti et al. 2022, eq. 1); none
-    where it is recomputed.
-    """
-    return (
-        each
-        * run.model.heads
-        * run.seq_len**2
-        * run.micro_batch
-        * run.model.layers
-        * (run.recompute == "none")
-    )
+    """5·a·s²·b in every block, for any kernel (Korthikanti et al. 2022, eq. 1); 0 where it is recomputed."""
+    if run.recompute != "none":
+        return 0
+    a, s, b, L = run.model.heads, run.seq_len, run.micro_batch, run.model.layers
+    return each * a * s**2 * b * L
+
+
+def _llm_analysis_scores(run: TrainingRun) -> int:
+    return _scores(run, 4) if run.attention == "eager" else 0
 
 
 def _megatron_outside(run: TrainingRun) -> int:
@@ -135,7 +135,7 @@ CALCULATORS = (
         "latency and memory of many configurations without running one",
         "llm-analysis, analysis.py",
         _states_of(published.llm_analysis_parts),
-        scores=lambda run: _scores(run, 4) * (run.attention == "eager"),
+        scores=_llm_analysis_scores,
         outside=lambda run: run.seq_len * run.micro_batch * (2 * run.model.vocab + 4 * run.model.hidden),
     ),
     Calculator(
@@ -187,9 +187,7 @@ def calculator(name: str) -> Calculator:
 
 
 def answers(run: TrainingRun, counts: str = "") -> Parts:
-    """Total of every calculator for a run, in bytes, smallest first; only of those that count `counts`, if
-    given.
-    """
+    """Total of each calculator for a run, in bytes, smallest first; with `counts`, of those that count it."""
     said = {one.name: one.total(run) for one in CALCULATORS if counts in ("", one.counts)}
     return {name: said[name] for name in sorted(said, key=said.__getitem__)}
 
@@ -244,7 +242,9 @@ def component_of(tensor: Allocation) -> str:
     if not tensor.module.startswith("blocks."):
         return OUTSIDE
     square = len(tensor.shape) == 4 and tensor.shape[-1] == tensor.shape[-2]
-    return SCORES if square and tensor.operation in ("_softmax", "native_dropout", "_to_copy") else BLOCKS
+    if square and tensor.operation in ("_softmax", "native_dropout", "_to_copy"):
+        return SCORES
+    return BLOCKS
 
 
 class Term(NamedTuple):
@@ -262,17 +262,17 @@ TERMS = (
     Term("weight copies", "autocast keeps a 16-bit copy of the weights"),
     Term("temporaries", "the gradient of the loss, which exists only for a moment: at the peak"),
 )
-"""The closed list. For every calculator and every run the eight add up to answer minus the step's peak, to
-the byte.
-"""
+"""The closed list. For each calculator and run, the eight sum to answer minus the peak, to the byte."""
 
 
 def gaps(name: str, run: TrainingRun, real: Truth) -> Parts:
     """Signed bytes of each term, a calculator's answer minus truth, in the order of `TERMS`."""
     one = calculator(name)
     said = one.parts(run)
+    # The states differ in three steps: N, then bytes per parameter, then gradients that are not there yet.
     recipe = said[STATES] // one.counted(run) * run.model.parameters
-    states = (said[STATES] - recipe, recipe - real.states_in_full, real.states_in_full - real.parts[STATES])
+    in_full = real.states_in_full
+    states = (said[STATES] - recipe, recipe - in_full, in_full - real.parts[STATES])
     others = (said[part] - real.parts[part] for part in COMPONENTS[1:])
     return {term.name: size for term, size in zip(TERMS, (*states, *others), strict=True)}
 
@@ -295,37 +295,28 @@ def percent_off(said: int, peak: int) -> float:
 
 
 def autocast_formula(run: TrainingRun) -> Parts:
-    """The peak of a bf16-autocast step with a flash kernel as a closed form, by component: bytes before any
-    rounding.
+    """The peak of a bf16-autocast step with a flash kernel in closed form, by component, bytes not rounded.
 
     At the start of the loss's backward: 4 + 8 bytes per parameter, what blocks keep, 6·s·b·V of the loss (4
     of fp32 logits), 4·s·b·V of its gradient (8), and the copies of matrices. Norms' weights and biases'
     copies are left out, so the residual has a name. Raises ValueError for runs that it does not describe.
     """
-    if (
-        run.precision.name != "amp-bf16"
-        or run.attention != "flash"
-        or run.recompute != "none"
-        or run.world_size > 1
-    ):
+    kernels = run.precision.name == "amp-bf16" and run.attention == "flash"
+    if not kernels or run.recompute != "none" or run.world_size > 1:
         raise ValueError(
             "this closed form is for bf16 autocast with flash attention, nothing recomputed, on one GPU"
         )
-    sb = run.seq_len * run.micro_batch
-    h = run.model.hidden
-    V = run.model.vocab
+    sb, h, V = run.seq_len * run.micro_batch, run.model.hidden, run.model.vocab
     block_copies, head_copy = formula.weight_copies(run)
-    copies = run.model.layers * block_copies + head_copy
     kept, passing = (4, 8) if run.model.logits == "fp32" else (6, 4)
-    sizes = (
-        12 * run.model.parameters,
-        0,
-        formula.all_blocks(run),
-        sb * (6 * h + kept * V),
-        copies,
-        passing * sb * V,
-    )
-    return dict(zip(COMPONENTS, sizes, strict=True))
+    return {
+        STATES: 12 * run.model.parameters,
+        SCORES: 0,
+        BLOCKS: formula.all_blocks(run),
+        OUTSIDE: sb * (6 * h + kept * V),
+        COPIES: run.model.layers * block_copies + head_copy,
+        PASSING: passing * sb * V,
+    }
 
 
 def sides(run: TrainingRun, measured: Measurement) -> list[Parts]:

@@ -21,26 +21,25 @@ from ...interactive.feedback import (
 )
 from ...measuring.on_gpu import on_new_gpu
 
-# ------------------------------------------------------------------------------------------------------ 13.1:
-# referee
+# --------------------------------------------------------------------------------------------------
+# 13.1: referee
 MOMENTS = ("begin", "forward", "backward", "peak")
 REFEREE_MISTAKES: Mistakes = {
-    "You read the first step, which begins without Adam's states. Later steps are different.": lambda one: (
-        one.first
+    "You read the first step, which begins without Adam's states. Later steps are different.": (
+        lambda one: one.first
     ),
-    "You also count what was on the GPU before your function was called.": lambda one: [
-        size + one.base for size in one.later
-    ],
-    "Your peak counts what was on the GPU before your function was called.": lambda one: [
-        *one.later[:3],
-        one.later[3] + one.base,
-    ],
-    "Your peak is from before the step: the counter keeps the maximum until it is reset.": lambda one: [
-        *one.later[:3],
-        one.most - one.base,
-    ],
-    "Your peak is the peak up to the end of backward. The optimizer's step "
-    "has temporaries, too.": lambda one: [*one.later[:3], one.until_backward],
+    "You also count what was on the GPU before your function was called.": (
+        lambda one: [size + one.base for size in one.later]
+    ),
+    "Your peak counts what was on the GPU before your function was called.": (
+        lambda one: [*one.later[:3], one.later[3] + one.base]
+    ),
+    "Your peak is from before the step: the counter keeps the maximum until it is reset.": (
+        lambda one: [*one.later[:3], one.most - one.base]
+    ),
+    "Your peak is the peak up to the end of backward. The optimizer's step has temporaries, too.": (
+        lambda one: [*one.later[:3], one.until_backward]
+    ),
 }
 
 
@@ -71,8 +70,10 @@ TRAININGS: Mapping[str, tuple[Callable[[], nn.Module], Callable[[], tuple[torch.
 
 
 class Readings(NamedTuple):
-    """Bytes at MOMENTS of a first and a second step, the second's peak until its backward was through, its
-    gradients, and what was on the GPU before, at last (`base`) and at most.
+    """Bytes at MOMENTS of a first and a second step, and what may be mistaken for them.
+
+    Of the second step: its peak until its backward was through, and its gradients. Of what was on the GPU
+    before: at last (`base`) and at most.
     """
 
     first: list[int]
@@ -107,11 +108,13 @@ def readings(make_model: Callable[[], nn.Module], make_batch: Callable[[], Any])
 
 
 def _near(got: Sequence[Any], wanted: Sequence[Any]) -> bool:
-    """True if all readings are the same to 2 % of the peak; that forgives blocks that are larger than their
-    tensor.
-    """
-    pairs = zip(got, wanted, strict=True)
-    return all(abs(mine - right) <= 0.02 * b[3] for a, b in pairs for mine, right in zip(a, b, strict=True))
+    """True if all readings agree to 2 % of the peak, which forgives blocks larger than their tensor."""
+    for readings_of_one, rights in zip(got, wanted, strict=True):
+        peak = rights[3]
+        pairs = zip(readings_of_one, rights, strict=True)
+        if not all(abs(mine - right) <= 0.02 * peak for mine, right in pairs):
+            return False
+    return True
 
 
 @exercise("13.1", "Four moments of a step that is like all later ones, whatever was on the card before.")
@@ -124,15 +127,14 @@ def referee(answer: Any) -> None:
         for make in TRAININGS.values():
             torch.cuda.empty_cache()
             one = readings(*make)
-            # stays; and a GB is there for a moment:
+            # Something stays, and a GB is there for a moment.
             held = torch.empty(40 * 2**20, dtype=torch.uint8, device="cuda")
             torch.empty(2**30, dtype=torch.uint8, device="cuda")
             most = torch.cuda.max_memory_allocated()
             torch.cuda.empty_cache()
             expected.append(one._replace(base=torch.cuda.memory_allocated(), most=most))
-            got.append(
-                [float(size) for size in entries(call(answer, *make, returns=Mapping), MOMENTS).values()]
-            )
+            found = entries(call(answer, *make, returns=Mapping), MOMENTS)
+            got.append([float(size) for size in found.values()])
             del held
     slip = unit_slip(got[0][0], expected[0].later[0])
     expect(slip is None, f"Your bytes are {slip}")
@@ -147,18 +149,23 @@ def referee(answer: Any) -> None:
         stay = abs(mine[0] - one.later[0] - one.gradients) <= 0.02 * one.later[3]
         expect(not stay, "Gradients are still there when your next step begins.")
         for name, reading, right in zip(MOMENTS, mine, one.later, strict=True):
-            too_little = gone if name == "backward" and alike(mine[:2], one.later[:2], 0.02) else few
-            off = more if reading > right else too_little
+            if reading > right:
+                off = more
+            elif name == "backward" and alike(mine[:2], one.later[:2], 0.02):
+                off = gone
+            else:
+                off = few
             expect(abs(reading - right) <= 0.02 * one.later[3], f"With {what}, {name!r} is {off}")
 
 
-# ----------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # 13.2: breaks
 
 
 class Step(NamedTuple):
-    """Bytes of a second step: inputs of its layers with parameters, what forward keeps, gradients, the peak,
-    and how far that is above the end of forward, in gradients.
+    """Bytes of a second step: inputs of its layers with parameters, what forward keeps, gradients, the peak.
+
+    `above` says how far the peak is above the end of forward, in gradients.
     """
 
     inputs: int
@@ -169,10 +176,8 @@ class Step(NamedTuple):
 
 
 def second_step(make: Any, name: str, times: int = 1) -> Step:
-    """Two steps of a learner's model on `times` its input, and what the second takes; cuBLAS's workspaces
-    aside.
-    """
-    # makes the workspaces, which stay
+    """What the second step of a learner's model on `times` its input takes, cuBLAS's workspaces aside."""
+    # Makes the workspaces, which stay.
     nn.Linear(1, 1, device="cuda")(torch.ones(1, 1, device="cuda")).backward()
     base = torch.cuda.memory_allocated()
     inputs = list[int]()
@@ -181,10 +186,8 @@ def second_step(make: Any, name: str, times: int = 1) -> Step:
     expect(right, f"{name}: your function should return a pair, a module and a tensor.")
     model = pair[0].to("cuda")
     x = torch.cat([pair[1].to("cuda")] * times)
-    expect(
-        x.nbytes >= 10**6,
-        f"{name}: your input is smaller than 1 MB. At that size, blocks of 512 bytes decide.",
-    )
+    small = f"{name}: your input is smaller than 1 MB. At that size, blocks of 512 bytes decide."
+    expect(x.nbytes >= 10**6, small)
     learning = [weight for weight in model.parameters() if weight.requires_grad]
     expect(learning, f"{name}: no parameter of your model learns.")
     optimizer = torch.optim.AdamW(learning)
@@ -208,9 +211,8 @@ def second_step(make: Any, name: str, times: int = 1) -> Step:
         optimizer.step()
         optimizer.zero_grad()
     peak = torch.cuda.max_memory_allocated()
-    return Step(
-        sum(inputs), kept + x.nbytes, gradients, peak - base, (peak - begin - kept) / max(1, gradients)
-    )
+    above = (peak - begin - kept) / max(1, gradients)
+    return Step(sum(inputs), kept + x.nbytes, gradients, peak - base, above)
 
 
 @exercise("13.2", "Three rules, and for each one a model that it was not made for.")
@@ -220,27 +222,26 @@ def breaks(answer: Any) -> None:
     with on_new_gpu():
         once, layers, one = (second_step(made[name], name) for name in made)
         more = second_step(made["batch"], "batch", times=2).peak / once.peak
-    expect(
-        more <= 1.2,
-        f"batch: twice the batch takes {more:.2f} times the memory. What does not grow with the batch?",
-    )
+    grows = f"batch: twice the batch takes {more:.2f} times the memory. What does not grow with the batch?"
+    expect(more <= 1.2, grows)
     part = layers.kept / max(1, layers.inputs)
     expect(
         part <= 0.5,
-        f"layers: forward keeps {part:.2f} bytes per byte that its layers read. Which bytes does a "
-        "layer read that are kept only once, or not at all? And x and the output are kept in any case.",
+        f"layers: forward keeps {part:.2f} bytes per byte that its layers read. "
+        "Which bytes does a layer read that are kept only once, or not at all? "
+        "And x and the output are kept in any case.",
     )
     few = "gradients: yours are too small to matter. Take more parameters, or less input."
     expect(one.gradients > one.kept / 10, few)
     expect(
         one.above < 0.5,
-        f"gradients: the peak is {one.above:.2f} times their bytes above the end of forward. In "
-        "backward, activations disappear as gradients appear. Then the optimizer adds temporaries.",
+        f"gradients: the peak is {one.above:.2f} times their bytes above the end of forward. "
+        "In backward, activations disappear as gradients appear. Then the optimizer adds temporaries.",
     )
 
 
-# ------------------------------------------------------------------------------------------------- 13.3:
-# bytes_a_token
+# --------------------------------------------------------------------------------------------------
+# 13.3: bytes_a_token
 TOKEN_CASES = ((4096, 1024, 14336, 32), (2048, 512, 8192, 32), (3584, 512, 18944, 28), (1000, 1000, 2700, 10))
 
 
@@ -282,9 +283,9 @@ def bytes_a_token(answer: Any) -> None:
     slip = unit_slip(got[0], token_right(*first))
     expect(slip is None, f"Your bytes are {slip}")
     for place, letter in enumerate(("h", "kv", "ffn", "a")):  # the sum is linear in each
-        more = tuple(size + 64 * (other == place) for other, size in enumerate(first))
-        right = call(answer, *more) - call(answer, *first) == token_right(*more) - token_right(*first)
-        expect(
-            right, f"The part with {letter} is off. How many tensors have that width, and in which format?"
-        )
+        wider = list(first)
+        wider[place] += 64
+        mine = call(answer, *wider) - call(answer, *first)
+        off = f"The part with {letter} is off. How many tensors have that width, and in which format?"
+        expect(mine == token_right(*wider) - token_right(*first), off)
     fail("The constant part is off. What is kept once per token, whatever the sizes?")

@@ -1,5 +1,4 @@
-"""Errors of the sources, as docs/errata.md has them: each claim, its source, the correction, and computed
-evidence.
+"""Errors of the sources, as docs/errata.md has them: claim, source, correction and computed evidence.
 
 Their words are in errata.toml; a claim is quoted or shortened, its date or version named where the text has
 one. Nothing here needs torch.
@@ -38,9 +37,7 @@ CARD = gpu("RTX5090-32GB")
 
 @dataclass(frozen=True)
 class Erratum:
-    """One claim that is wrong or imprecise: its source, the lesson about it, the correction, one line of
-    numbers.
-    """
+    """One claim that is wrong or imprecise: its source, its lesson, the correction, one line of numbers."""
 
     claim: str
     source: str
@@ -52,9 +49,13 @@ class Erratum:
 def _numbers() -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The numbers for the braces of errata.toml, claim by claim."""
     autocast = FULL.replace(precision="amp-bf16")
-    runs = {"master": FULL, "master_in_8": FULL.replace(loss_chunks=8), "autocast": autocast}
-    runs |= {"autocast_in_8": autocast.replace(loss_chunks=8)}
-    runs |= {"of_4": FULL.replace(micro_batch=4, accumulation_steps=8)}
+    runs = {
+        "master": FULL,
+        "master_in_8": FULL.replace(loss_chunks=8),
+        "autocast": autocast,
+        "autocast_in_8": autocast.replace(loss_chunks=8),
+        "of_4": FULL.replace(micro_batch=4, accumulation_steps=8),
+    }
     yield "puzzle_fits", each(_peak, **runs) | {"room": _gb(CARD.room)}
 
     # fp16 weights and gradients, three fp32 states, activations, a buffer, fragmentation
@@ -155,11 +156,9 @@ def _numbers() -> Iterator[tuple[str, Mapping[str, Any]]]:
     )
     yield "float32_loss", {"log_softmax": log_softmax, "copy": copy}
 
-    # GPT-1's: 40,000 merges and 478 characters
     small = PRESETS["gpt2"]
     xl = PRESETS["gpt2-xl"]
-    vocab = 40_478
-    # (Radford et al. 2018, section 4.1)
+    vocab = 40_478  # GPT-1's: 40,000 merges and 478 characters (Radford et al. 2018, section 4.1)
     gpt1 = [parameter_count(replace(model, vocab=vocab)) for model in (small, xl)]
     counts = {"small": small.parameters, "xl": xl.parameters, "small_gpt1": gpt1[0], "xl_gpt1": gpt1[1]}
     papers = {"small_paper": GPT2_PAPER["gpt2"], "xl_paper": GPT2_PAPER["gpt2-xl"]}
@@ -187,10 +186,8 @@ def _numbers() -> Iterator[tuple[str, Mapping[str, Any]]]:
     # lesson 06 names the sources
     on = ["torchtitan"]
     off = ["PyTorch", "DeepSpeed", "transformers", "Megatron-LM"]
-    yield (
-        "on_by_default",
-        {"number": len(on), "all": len(on + off), "on": ", ".join(on), "off": ", ".join(off)},
-    )
+    counts = {"number": len(on), "all": len(on + off)}
+    yield "on_by_default", counts | {"on": ", ".join(on), "off": ", ".join(off)}
 
     h, a, L, V, s = 6144, 64, 48, 51_200, 2048
     ends = 1 + 4 * (1 + V / h)
@@ -203,10 +200,8 @@ def _numbers() -> Iterator[tuple[str, Mapping[str, Any]]]:
     }
     yield "lora", ratios | {"weights": _gb(2 * GPT3.model.parameters)}
 
-    yield (
-        "smaller_updates",
-        {"lengths": ", ".join(f"{_adam_update(gradient):.2f}" for gradient in (0.001, 1, 1000))},
-    )
+    lengths = ", ".join(f"{_adam_update(gradient):.2f}" for gradient in (0.001, 1, 1000))
+    yield "smaller_updates", {"lengths": lengths}
 
     fp8 = TrainingRun("gpt2-xl", precision="fp8").precision
     yield "fp8_states", {"first": fp8.first_moment, "second": fp8.state, "master": fp8.master}
@@ -235,9 +230,8 @@ def _selective(run: TrainingRun) -> int:
 def _errata() -> Iterator[Erratum]:
     """All of them, in the order of errata.toml."""
     numbers = dict(_numbers())
-    for name, texts in tomllib.loads(
-        Path(__file__).with_name("errata.toml").read_text(encoding="utf-8")
-    ).items():
+    written = tomllib.loads(Path(__file__).with_name("errata.toml").read_text(encoding="utf-8"))
+    for name, texts in written.items():
         words = {key: " ".join(text.split()) for key, text in texts.items()}
         yield Erratum(**words | {"evidence": words["evidence"].format_map(numbers[name])})
 
@@ -262,15 +256,13 @@ def page() -> str:
     lessons = {number_of(path): path.name for path in numbered(ROOT / "notebooks")}
     parts = [Path(__file__).with_name("errata_page.txt").read_text(encoding="utf-8")]
     for number, one in enumerate(ERRATA, start=1):
-        more = f"**More:** [lesson {one.lesson}](../notebooks/{lessons[one.lesson]})."
         lines = (
             f"**Where:** {one.source}.",
             f"**What is right:** {one.right}",
             f"**Computed:** {one.evidence}.",
-            more,
+            f"**More:** [lesson {one.lesson}](../notebooks/{lessons[one.lesson]}).",
         )
-        wrapped = "\n\n".join(
-            fill(line, 120, break_long_words=False, break_on_hyphens=False) for line in lines
-        )
+        filled = [fill(line, 120, break_long_words=False, break_on_hyphens=False) for line in lines]
+        wrapped = "\n\n".join(filled)
         parts.append(f'<span id="erratum-{number}"></span>\n\n## {number} · “{one.claim}”\n{wrapped}\n')
     return "\n".join(parts)

@@ -1,6 +1,4 @@
-"""Lesson 13's figures: every calculator's answer next to the others, and one answer
-corrected term by term.
-"""
+"""Lesson 13's figures: every calculator's answer next to the others, and one corrected term by term."""
 
 from collections.abc import Collection, Mapping, Sequence
 from math import log
@@ -43,36 +41,36 @@ def side_by_side(
     canvas = Canvas()
     peaks = peaks or {}
     told = []
-    left, top = _named_rows(
-        canvas, rows, _legend(canvas, canvas.title(title) + 8) + (56 if peaks else 40), ROW, 17
-    )
-    width = (canvas.width - MARGIN - left - 24 * (len(panels) - 1)) / len(panels)
+    below = _legend(canvas, canvas.title(title) + 8)
+    left, top = _named_rows(canvas, rows, below + (56 if peaks else 40), ROW, 17)
+    all_width = canvas.width - MARGIN - left
+    width = (all_width - 24 * (len(panels) - 1)) / len(panels)
     for index, (name, panel) in enumerate(panels.items()):
+        peak = peaks.get(name)
         if canvas.narrow:  # one below the other
             if index:
                 _, top = _named_rows(canvas, rows, top + ROW * len(rows) + 44, ROW, 17)
-            _panel(canvas, name, panel, left, top, canvas.width - MARGIN - left, peaks.get(name), word)
+            _panel(canvas, name, panel, left, top, all_width, peak, word)
         else:
-            _panel(canvas, name, panel, left + index * (width + 24), top, width, peaks.get(name), word)
+            _panel(canvas, name, panel, left + index * (width + 24), top, width, peak, word)
         totals = "; ".join(
             f"{row} {format_bytes(sum(parts.values()), 'GB', 0)}" for row, parts in panel.items()
         )
-        peak = f" {word.capitalize()}: {format_bytes(peaks[name], 'GB', 0)}." if peaks else ""
-        told.append(f"{name}: {totals}.{peak}")
+        said = f" {word.capitalize()}: {format_bytes(peaks[name], 'GB', 0)}." if peaks else ""
+        told.append(f"{name}: {totals}.{said}")
     alt = f"{stop(title)} Bars by calculator. {' '.join(told)}"
     return _figure(canvas, top + ROW * len(rows) + 20, title, alt, provenance)
 
 
 def _figure(canvas: Canvas, y: float, title: str, alt: str, provenance: str) -> Figure:
-    return Figure(canvas.svg(canvas.note(provenance, y) - (2 if provenance else 8), title, alt), alt)
+    bottom = canvas.note(provenance, y) - (2 if provenance else 8)
+    return Figure(canvas.svg(bottom, title, alt), alt)
 
 
 def _named_rows(
     canvas: Canvas, names: Sequence[str], top: float, height: float, down: float, bold: Collection[int] = ()
 ) -> tuple[float, float]:
-    """Writes the rows' names, each `down` pixels below its row's top; returns where the
-    rows begin: x and y.
-    """
+    """Writes the rows' names, each `down` pixels below its row's top; returns x and y where rows begin."""
     left = MARGIN + 12 + max(text_width(name, 13) for name in names)
     for index, name in enumerate(names):
         weight = "bold" if index in bold else None
@@ -102,19 +100,21 @@ def _panel(
     """One model's bars, each with its total, and the line of its step's peak."""
     totals = {row: sum(parts.values()) for row, parts in panel.items()}
     scale = (width - 78) / max([*totals.values(), peak or 0])
+    line = left + (peak or 0) * scale  # where the peak's line is, if there is one
     canvas.text(left, top - (28 if peak else 10), name, 13, font_weight="bold")
     bottom = top + ROW * len(panel) - 6
     canvas.line(left, top - 2, left, bottom, RULE)
     ends = [_bar(canvas, parts, left, top + ROW * index, scale) for index, parts in enumerate(panel.values())]
     if peak:
         said = f"{word} {format_bytes(peak, 'GB', 0)}"
-        _peak_line(canvas, left + peak * scale, top - 4, bottom, peak, said, left, left + width, top - 10)
+        _peak_line(canvas, line, top - 4, bottom, peak, said, left, left + width, top - 10)
     for index, (row, x) in enumerate(zip(panel, ends, strict=True)):
         y = top + ROW * index
         total = format_bytes(totals[row], "GB", 0)
-        at = _label_x(x, total, 12, left + (peak or 0) * scale)
+        at = _label_x(x, total, 12, line)
         canvas.halo_text(at, y + (12 if peak else 17), total, 12, font_weight="bold")
-        if peak and (off := totals[row] - peak):
+        if peak and totals[row] != peak:
+            off = totals[row] - peak
             canvas.halo_text(at, y + 25, signed_percent(off, peak), 11, fill=OVER if off > 0 else SHORT)
 
 
@@ -132,28 +132,28 @@ def _peak_line(
     """The line of a step's peak, and its bytes above it, at y, between left and right."""
     canvas.line(x, top, x, bottom, OVER, stroke_width=2, data_peak=peak)
     half = text_width(said, 12, bold=True) / 2
-    canvas.text(
-        min(max(x, left + half), right - half), y, said, 12, OVER, text_anchor="middle", font_weight="bold"
-    )
+    middle = min(max(x, left + half), right - half)
+    canvas.text(middle, y, said, 12, OVER, text_anchor="middle", font_weight="bold")
 
 
 def _label_x(end: float, words: str, size: float, line: float) -> float:
-    """x of the label of a bar that ends at `end`: to the right of the peak's line where
-    it would cross that.
-    """
-    return line + 7 if end <= line < end + 12 + text_width(words, size, bold=True) else end + 7
+    """x of the label of a bar that ends at `end`: right of the peak's line where it would cross that."""
+    crosses = end <= line < end + 12 + text_width(words, size, bold=True)
+    return line + 7 if crosses else end + 7
 
 
 def _bar(canvas: Canvas, parts: Mapping[str, int], left: float, y: float, scale: float) -> float:
     """A bar cut into components; returns its right end."""
     x = left
     for component in (STATES, COPIES, BLOCKS, OUTSIDE, SCORES, PASSING):
-        if (size := parts.get(component, 0)) > 0:
+        size = parts.get(component, 0)
+        if size > 0:
+            wide = size * scale
             tip = f"{component}: {format_bytes(size, 'GB', 1)}"
-            draw_swatch(canvas, x, y, size * scale, BAR, KIND_OF[component], tip, data_bytes=size)
+            draw_swatch(canvas, x, y, wide, BAR, KIND_OF[component], tip, data_bytes=size)
             if component == SCORES:
-                canvas.hatch(x, y, size * scale, BAR, "#FFFFFF")
-            x += size * scale
+                canvas.hatch(x, y, wide, BAR, "#FFFFFF")
+            x += wide
     return x
 
 
@@ -161,8 +161,7 @@ def _bar(canvas: Canvas, parts: Mapping[str, int], left: float, y: float, scale:
 def corrected(
     name: str, terms: Sequence[str], run: TrainingRun, real: Truth, title: str, provenance: str = ""
 ) -> Figure:
-    """One calculator's answer, the chosen terms added back one after the other, and the result next to the
-    truth.
+    """One calculator's answer, the chosen terms added back one by one, and the result next to the truth.
 
     Each row begins where the last one ended. Raises ValueError for an unknown calculator.
     """
@@ -170,7 +169,8 @@ def corrected(
     for term, gap in gaps(name, run, real).items():
         if term in terms:
             rows.append((term, rows[-1][2], rows[-1][2] - gap))
-    rows.append(("it would say" if len(rows) > 1 else "it says", 0, rows[-1][2]))
+    end_label = "it would say" if len(rows) > 1 else "it says"
+    rows.append((end_label, 0, rows[-1][2]))
     canvas = Canvas()
     ends = (0, len(rows) - 1)
     peak = real.peak
@@ -181,13 +181,17 @@ def corrected(
     canvas.line(left, top - 6, left, bottom, RULE)
     line = left + peak * scale
     said = format_bytes(peak, "GB", 1)
-    _peak_line(
-        canvas, line, top - 8, bottom, peak, f"{real.word} {said}", MARGIN, canvas.width - MARGIN, top - 13
-    )
+    words = f"{real.word} {said}"
+    _peak_line(canvas, line, top - 8, bottom, peak, words, MARGIN, canvas.width - MARGIN, top - 13)
     for index, (label, start, end) in enumerate(rows):
         y = top + 32 * index
         is_whole = index in ends
-        fill = "#6B6B6B" if is_whole else SHORT if end > start else OVER
+        if is_whole:
+            fill = "#6B6B6B"
+        elif end > start:
+            fill = SHORT
+        else:
+            fill = OVER
         x = left + min(start, end) * scale
         width = abs(end - start) * scale
         canvas.rect(x, y, max(width, 1.0), 22, fill, data_from=start, data_to=end)
@@ -209,7 +213,7 @@ def gap_map(table: Mapping[str, Mapping[str, int]], peak: int, title: str, prove
     canvas = Canvas()
     terms = list(next(iter(table.values())))
     told = []
-    # where their upright names end
+    # Where their upright names end.
     heads = canvas.title(title) + 16 + max(text_width(name, 12) for name in terms)
     height = 50 if canvas.narrow else 30
     if canvas.narrow:  # a calculator's name stands above its row
@@ -230,7 +234,8 @@ def gap_map(table: Mapping[str, Mapping[str, int]], peak: int, title: str, prove
             cell = (x + 1, y + 1, width - 2, 28)
             deep = 0.5 * min(1.0, abs(size) / peak) ** 0.5
             canvas.rect(*cell, fill, fill_opacity=deep, stroke=GRID, data_bytes=size)
-            shown = "0" if abs(size) < 5e7 else f"{'+' if size > 0 else '−'}{abs(size) / 1e9:.1f}"
+            sign = "+" if size > 0 else "−"
+            shown = "0" if abs(size) < 5e7 else f"{sign}{abs(size) / 1e9:.1f}"
             canvas.text(x + width / 2, y + 19, shown, 11, text_anchor="middle")
         sizes = [f"{term} {signed(size, 'GB', 1)}" for term, size in found.items() if size]
         told.append(f"{name}: {', '.join(sizes)}")
@@ -242,36 +247,31 @@ def gap_map(table: Mapping[str, Mapping[str, int]], peak: int, title: str, prove
 def strips(
     ratios: Mapping[str, Mapping[str, float]], title: str, provenance: str, rings: Collection[str]
 ) -> Figure:
-    """Dots in a line for each name, at answer / truth on a logarithmic axis; rings where the key is in
-    `rings`.
-    """
+    """A row of dots for each name, at answer / truth on a logarithmic axis; rings where in `rings`."""
     canvas = Canvas()
     told = []
     every = [ratio for found in ratios.values() for ratio in found.values()]
     left, top = _named_rows(canvas, list(ratios), canvas.title(title) + 8, 26, 18)
     bottom = top + 26 * len(ratios)
-    scale = (canvas.width - MARGIN - 24 - left) / log(max(every) / min(every))
-    marks = [
-        ratio for ratio in (0.2, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0) if min(every) <= ratio <= max(every)
-    ]
-    place = {ratio: left + 12 + log(ratio / min(every)) * scale for ratio in (*every, *marks)}
+    low = min(every)
+    high = max(every)
+    scale = (canvas.width - MARGIN - 24 - left) / log(high / low)
+    marks = [ratio for ratio in (0.2, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0) if low <= ratio <= high]
+    place = {ratio: left + 12 + log(ratio / low) * scale for ratio in (*every, *marks)}
     for ratio in marks:
         canvas.line(place[ratio], top, place[ratio], bottom, RULE if ratio == 1 else GRID)
-        canvas.text(
-            place[ratio], bottom + 16, f"{plus_minus(100 * (ratio - 1))} %", 12, QUIET, text_anchor="middle"
-        )
+        error = f"{plus_minus(100 * (ratio - 1))} %"
+        canvas.text(place[ratio], bottom + 16, error, 12, QUIET, text_anchor="middle")
     for row, (name, found) in enumerate(ratios.items()):
         errors = [100 * (ratio - 1) for ratio in found.values()]
-        told.append(
-            f"{name} {plus_minus(min(errors), 1)} to {plus_minus(max(errors), 1)} %"
-            if errors
-            else f"{name} no answer"
-        )
+        if errors:
+            told.append(f"{name} {plus_minus(min(errors), 1)} to {plus_minus(max(errors), 1)} %")
+        else:
+            told.append(f"{name} no answer")
         for key, ratio in found.items():
             color = OVER if ratio > 1 else SHORT
+            fill = "#FFFFFF" if key in rings else color
             spot = (place[ratio] - 5, top + 26 * row + 8, 10, 10)
-            canvas.rect(
-                *spot, "#FFFFFF" if key in rings else color, key, rx=5, stroke=color, data_ratio=ratio
-            )
+            canvas.rect(*spot, fill, key, rx=5, stroke=color, data_ratio=ratio)
     alt = f"{stop(title)} Errors of answers, {'; '.join(told)}."
     return _figure(canvas, bottom + 36, title, alt, provenance)

@@ -25,10 +25,8 @@ def numbers() -> Iterator[Numbers]:
     grown = states + 2 * (blocks + loss)
     loss_alone = states + blocks + 2 * loss
     known = {"states": states, "blocks": blocks, "missing": -loss, "total": total}
-    yield (
-        "by_chance",
-        known | each(plus_minus, grown=grown, same=total, doubled=2 * total, loss_alone=loss_alone),
-    )
+    totals = each(plus_minus, grown=grown, same=total, doubled=2 * total, loss_alone=loss_alone)
+    yield "by_chance", known | totals
     kept = autocast_formula(XL)[COPIES]
     share = format_bytes(kept // XL.model.layers, "GB", 2)
     yield "copies", each(gb, copies=kept, none=0, fp32=2 * kept) | {"block": share}

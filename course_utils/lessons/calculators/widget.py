@@ -1,6 +1,4 @@
-"""A calculator to correct by hand: tick the terms that it has wrong, and watch its answer move. For notebooks
-only.
-"""
+"""A calculator to correct by hand: tick its wrong terms, and watch its answer move. For notebooks only."""
 
 from collections.abc import Mapping
 from html import escape
@@ -31,9 +29,8 @@ class Mender(Explorable):
             term.name: ipywidgets.Checkbox(False, description=term.name, tooltip=term.why, indent=False)
             for term in TERMS
         }
-        super().__init__(
-            {"calculator": calculators, "model": dropdown("model", cases, next(iter(cases))), **boxes}
-        )
+        models = dropdown("model", cases, next(iter(cases)))
+        super().__init__({"calculator": calculators, "model": models, **boxes})
 
     @property
     def terms(self) -> list[str]:
@@ -42,13 +39,15 @@ class Mender(Explorable):
 
     def redraw(self) -> tuple[Figure, str]:
         """The answer, corrected step by step, and its error now."""
-        name, model = self.controls["calculator"].value, self.controls["model"].value
+        name = self.controls["calculator"].value
+        model = self.controls["model"].value
         one = calculator(name)
-        (run, real) = self.cases[model]
+        run, real = self.cases[model]
         said = one.total(run)
         now = add_back(name, self.terms, run, real)
         before, after = (signed_percent(size - real.peak, real.peak) for size in (said, now))
-        after = "exact" if now == real.peak else after
+        if now == real.peak:
+            after = "exact"
         title = f"{name}, {model}: {before}, with {len(self.terms)} of {len(TERMS)} terms corrected {after}"
         rank = ""
         found = gaps(name, run, real)

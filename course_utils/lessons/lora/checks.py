@@ -1,6 +1,4 @@
-"""Checks of the exercises of lesson 12, "LoRA and quantization": each names the misconception, never the
-answer.
-"""
+"""Checks of lesson 12, "LoRA and quantization": each names the misconception, never the answer."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,12 +10,12 @@ from torch.nn.functional import dropout, linear, pad
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ...interactive.feedback import Mistakes, call, exercise, expect, recognized
+from ...interactive.feedback import Mistakes, call, exercise, expect, fail, recognized
 from ...networks.frozen import FrozenLinear, nf4_pairs
 from ..shared.judging import forward_backward, held_after, same, seeded
 
-# ---------------------------------------------------------------------------------------------------- 12.1:
-# lora_linear
+# --------------------------------------------------------------------------------------------------
+# 12.1: lora_linear
 N_IN, N_OUT, RANK, ALPHA = 64, 48, 3, 4.5
 SLACK = 4 * (2 * RANK * (N_IN + N_OUT) + N_IN)  # bytes of factors that are scaled or copied: far less than W
 GRAPH = "merge() gives W a graph, which keeps all its inputs. What is `no_grad` for?"
@@ -51,9 +49,7 @@ def _lora_right(x: torch.Tensor, W: Any, bias: Any, A: Any, B: Any, p: float = 0
 
 @exercise("12.1", "It trains only thin factors, merges and unmerges, without a copy of W.")
 def lora_linear(answer: Any) -> None:
-    """`answer(base, r, alpha, dropout)` is a layer with `merge` and `unmerge` that
-    keeps nothing of W's size.
-    """
+    """`answer(base, r, alpha, dropout)` has `merge` and `unmerge`, and keeps nothing of W's size."""
     expect(not isinstance(answer, nn.Module), "Give the class, not a layer: its name, without parentheses.")
     for rows, p, bias in (((10,), 0.0, True), ((3, 4), 0.5, True), ((1,), 0.0, False)):
         with seeded():
@@ -74,24 +70,19 @@ def lora_linear(answer: Any) -> None:
         _expect_trains(layer, x, p, weights)
         for training in (True, False):
             _expect_merges(layer, x, training)
-        expect(
-            same([layer.B], [learned]),
-            "B has changed after merge() and unmerge(). It is what you train, and save.",
-        )
+        changed = "B has changed after merge() and unmerge(). It is what you train, and save."
+        expect(same([layer.B], [learned]), changed)
         _expect_trains(layer, x, p, weights)
 
 
 def _expect_trains(layer: Any, x: torch.Tensor, p: float, weights: Any) -> None:
     run = partial(call, layer.eval(), returns=torch.Tensor)
-    expect(
-        same([run(x)], [run(x)]),
-        "In eval mode numbers are still dropped: use the layer's own `self.dropout`.",
-    )
+    dropped = "In eval mode numbers are still dropped: use the layer's own `self.dropout`."
+    expect(same([run(x)], [run(x)]), dropped)
     _expect_like(run, x, 0.0, weights, LORA_MISTAKES, "The output is off in eval mode.")
     layer.train()
-    _expect_like(
-        run, x, p, weights, MASKED_MISTAKES, "It is off in training mode. Is dropout applied once, to x?"
-    )
+    off = "It is off in training mode. Is dropout applied once, to x?"
+    _expect_like(run, x, p, weights, MASKED_MISTAKES, off)
 
 
 def _expect_like(run: Any, x: torch.Tensor, p: float, weights: Any, mistakes: Mistakes, off: str) -> None:
@@ -101,6 +92,7 @@ def _expect_like(run: Any, x: torch.Tensor, p: float, weights: Any, mistakes: Mi
     got = forward_backward(run, [x], there)
     recognized([got.output], [(x, *weights)], lambda *_: right.output, mistakes, off, same)
     frozen = "W or its bias gets a gradient. They are frozen: who made them require one?"
+    # In the order of the inputs: x, W, perhaps its bias, A, B.
     expect(not any(one is not None for one in got.gradients[1:-2]), frozen)
     for name, place in {"x": 0, "A": -2, "B": -1}.items():
         close = same([got.gradients[place]], [right.gradients[place]], 1e-4)
@@ -111,9 +103,7 @@ def _expect_like(run: Any, x: torch.Tensor, p: float, weights: Any, mistakes: Mi
 
 
 def _expect_merges(layer: Any, x: torch.Tensor, training: bool) -> None:
-    """Merge and unmerge twice each, first in this mode, then in the other one, where
-    nothing should change.
-    """
+    """Merge and unmerge twice each: first in this mode, then in the other, where nothing should change."""
     W = layer.base.weight
     before = layer.base.weight.clone()
     apart = layer.eval()(x).detach()
@@ -135,24 +125,22 @@ def _expect_merges(layer: Any, x: torch.Tensor, training: bool) -> None:
         _expect_in_place(layer, layer.unmerge, calls, mode)
         expect(same([W], [before], 1e-4), f"After {calls}, W is not what it was before merge().")
     found = call(layer.eval(), x, returns=torch.Tensor)
-    expect(
-        same([found], [apart], 1e-4) and found.requires_grad,
-        "After unmerge(), the adapter's part is missing.",
-    )
+    whole = same([found], [apart], 1e-4) and found.requires_grad
+    expect(whole, "After unmerge(), the adapter's part is missing.")
 
 
 def _expect_in_place(layer: Any, method: Any, name: str, mode: bool) -> None:
     layer.train(mode)
     hints = {"Cannot assign non-leaf": GRAPH, "a leaf Variable that requires grad": GRAPH}
-    _, held = held_after(
-        partial(call, method, returns=object | None, finite=False, hints=hints), layer.parameters()
-    )
+    run = partial(call, method, returns=object | None, finite=False, hints=hints)
+    _, held = held_after(run, layer.parameters())
     expect(held < N_IN * N_OUT, f"{name} leaves {held:,} more bytes than before: W's copy, a new W, or B·A.")
     kept = all(module.training is mode for module in layer.modules())
-    expect(kept, f"{name} turns training mode {'off' if mode else 'on'}. Leave that to the caller.")
+    turned = "off" if mode else "on"
+    expect(kept, f"{name} turns training mode {turned}. Leave that to the caller.")
 
 
-# ----------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # 12.2: packed
 Change = Callable[[torch.Tensor], torch.Tensor]
 
@@ -177,8 +165,8 @@ PACKED_MISTAKES: Mistakes = {
     "Negative codes come back as large positive ones: the upper half of 0 to 15 means numbers below zero.": (
         partial(packed_right, read=lambda codes: codes % 16)
     ),
-    "All numbers share one scale. Each block has its own.": lambda values, block: packed_right(
-        values, values.numel()
+    "All numbers share one scale. Each block has its own.": (
+        lambda values, block: packed_right(values, values.numel())
     ),
     "In four bits, 7 is the largest code. 8 is read as −8: which scale gives the largest magnitude a 7?": (
         partial(packed_right, levels=8, read=lambda codes: torch.where(codes > 7, codes - 16, codes))
@@ -187,17 +175,17 @@ PACKED_MISTAKES: Mistakes = {
         packed_right, levels=8
     ),
     "The two numbers of each byte are swapped.": partial(packed_right, read=partial(_by_pairs, torch.fliplr)),
-    "Codes come back in another order. Which two share a byte, and how do you "
-    "flatten the pairs again?": partial(packed_right, read=partial(_by_pairs, torch.t)),
+    "Codes come back in another order. Which two share a byte, and how do you flatten the pairs again?": (
+        partial(packed_right, read=partial(_by_pairs, torch.t))
+    ),
 }
 
 
 class Conversions(TorchDispatchMode):
-    """Notices conversions to integers whose result differs between processors: of a nan, and of −1.0 to a
-    uint8.
-    """
+    """Notices conversions to integers that differ between processors: of a nan, and of −1.0 to a uint8."""
 
-    nan = negative = False
+    nan = False
+    negative = False
     # .to(torch.int8), codes[i] = …
     conversions = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
 
@@ -206,7 +194,8 @@ class Conversions(TorchDispatchMode):
         if func in self.conversions and not result.dtype.is_floating_point:
             given = [value for value in args if isinstance(value, torch.Tensor) and value.is_floating_point()]
             self.nan |= any(bool(value.isnan().any()) for value in given)
-            self.negative |= result.dtype == torch.uint8 and any(bool((value <= -1).any()) for value in given)
+            if result.dtype == torch.uint8:
+                self.negative |= any(bool((value <= -1).any()) for value in given)
         return result
 
 
@@ -219,8 +208,7 @@ def packed(answer: Any) -> None:
     zeros = torch.cat((torch.zeros(16), torch.randn(16, generator=dice)))
     below = -torch.rand(7, 5, generator=dice)
     few = torch.randn(5, 5, generator=dice)
-    # Values and the size of a block: whole bytes, an odd number, cut blocks, zeros, one transposed, tiny
-    # ones.
+    # Values and block size: whole bytes, an odd number, cut blocks, zeros, a transposed one, tiny ones.
     cases = [
         (uneven, 32),
         (below, 16),
@@ -228,48 +216,38 @@ def packed(answer: Any) -> None:
         (few, 5),
         (torch.tensor([-3.0]), 64),
         (uneven[1:, :5], 4),
+        (uneven[1:, :5].T, 4),
+        (torch.tensor([1e-7, -7e-7, 3e-7, 0.0]), 4),
     ]
-    cases += [(uneven[1:, :5].T, 4), (torch.tensor([1e-7, -7e-7, 3e-7, 0.0]), 4)]
-    hints = {
-        "view size is not compatible": (
-            "A transposed tensor has no flat view: `flatten` and `reshape` copy it."
-        )
-    }
+    flat = "A transposed tensor has no flat view: `flatten` and `reshape` copy it."
+    hints = {"view size is not compatible": flat}
     for case, block in cases:
         with Conversions() as seen:
             made, held = held_after(lambda: call(answer, case.clone(), block, returns=object, hints=hints))  # noqa: B023
         expect(not seen.nan, "In a block of zeros you divide 0 by 0. Keep zeros out of the divisor.")
-        expect(
-            not seen.negative,
-            "A negative float becomes a uint8: the result depends on the CPU. Use int8 first.",
-        )
+        below_zero = "A negative float becomes a uint8: the result depends on the CPU. Use int8 first."
+        expect(not seen.negative, below_zero)
         expect(hasattr(made, "unpack"), "What you return has no `unpack`.")
         got = call(made.unpack, returns=torch.Tensor).clone()
-        expect(
-            got.shape == case.shape, f"{case.numel()} numbers come back in another shape than they went in."
-        )
+        other_shape = f"{case.numel()} numbers come back in another shape than they went in."
+        expect(got.shape == case.shape, other_shape)
         expect(got.dtype == torch.float32, f"The values come back as {got.dtype}, not as fp32.")
-        expect(
-            bool(torch.isfinite(got).all()),
-            "Some number comes back as nan or infinity: do you divide 0 by 0?",
-        )
+        finite = bool(torch.isfinite(got).all())
+        expect(finite, "Some number comes back as nan or infinity: do you divide 0 by 0?")
         _expect_small(made, held, case, block)
         again = call(made.unpack, returns=torch.Tensor)
-        expect(
-            same([got], [again], 0),
-            "A second unpack() returns other values: the first one changes what you store.",
-        )
+        changes = "A second unpack() returns other values: the first one changes what you store."
+        expect(same([got], [again], 0), changes)
         more = held_after(partial(_used, answer, case, block))[1] - held
-        expect(
-            more <= 0,
-            f"unpack() leaves {more:,} more bytes than were held. Compute the values again each time.",
-        )
+        keeps = f"unpack() leaves {more:,} more bytes than were held. Compute the values again each time."
+        expect(more <= 0, keeps)
         found.append(got)
     close = partial(same, tolerance=1e-4)
+    # The tiny block comes last, and is judged alone: until it is scaled up, no error in it shows.
     recognized(found[:-1], cases[:-1], packed_right, PACKED_MISTAKES, _slip(found, cases), close)
     tiny = (
-        "A block of tiny numbers comes back wrong: you add to the scale, or clamp it at, more than it is"
-        " itself."
+        "A block of tiny numbers comes back wrong: "
+        "you add to the scale, or clamp it at, more than it is itself."
     )
     expect(same([1e7 * found[-1]], [1e7 * packed_right(*cases[-1])], 1e-4), tiny)
 
@@ -286,83 +264,82 @@ def _slip(found: list[torch.Tensor], cases: list[tuple[torch.Tensor, int]]) -> s
     off = [one for one in pairs if not same([one[0]], [one[1]], 1e-4)]
     if off and all(not case.is_contiguous() for *_, case, _ in off):
         return "A transposed tensor comes back in another order: its rows are not contiguous in memory."
+    # Where values are off, and what they should be.
     wrong = [(abs(got - right) > 1e-4, right) for got, right, *_ in off]
     if not any(bool((far & (right >= 0)).any()) for far, right in wrong):
         return (
-            "Only numbers below zero come back wrong: is it the sign, or the upper four bits of a negative"
-            " number?"
+            "Only numbers below zero come back wrong: "
+            "is it the sign, or the upper four bits of a negative number?"
         )
-    if not any(
-        bool((far.flatten() & (_by_pairs(torch.fliplr, right.flatten()) >= 0)).any()) for far, right in wrong
-    ):
+    # With the two of each byte swapped, a value stands where its neighbor is.
+    neighbors = [(far.flatten(), _by_pairs(torch.fliplr, right.flatten())) for far, right in wrong]
+    if not any(bool((far & (neighbor >= 0)).any()) for far, neighbor in neighbors):
         return (
-            "Numbers are off where the other number in their byte is below zero: its upper four bits are"
-            " ones."
+            "Numbers are off where the other number in their byte is below zero: "
+            "its upper four bits are ones."
         )
-    step = partial(packed_right, read=torch.ones_like)
-    if all(bool((abs(got - case) <= 1.01 * step(case, block)).all()) for got, _, case, block in off):
+    # With all codes 1, unpacking gives each value's scale: the step between two codes.
+    steps = [packed_right(case, block, read=torch.ones_like) for _, _, case, block in off]
+    near = all(
+        bool((abs(got - case) <= 1.01 * step).all())
+        for (got, _, case, _), step in zip(off, steps, strict=True)
+    )
+    if near:
         ends = [
-            (step(case, block) * 6.5 < abs(right)) & (abs(got - right) < 0.95 * step(case, block)) & far
-            for (got, right, case, block), (far, _) in zip(off, wrong, strict=True)
+            (step * 6.5 < abs(right)) & (abs(got - right) < 0.95 * step) & far
+            for (got, right, *_), step, (far, _) in zip(off, steps, wrong, strict=True)
         ]
         largest = "The largest magnitude of a block does not come back. Is its scale that magnitude over 7?"
         expect(not any(bool(end.any()) for end in ends), largest)
         return (
-            "Numbers are less than a step off, but some by more than half a step: round to the *nearest*"
-            " code."
+            "Numbers are less than a step off, but some by more than half a step: "
+            "round to the *nearest* code."
         )
     return (
-        "Some numbers come back wrong. Try two blocks of four, one with its largest *magnitude* below zero"
-        " and one above. Print the codes before and after packing."
+        "Some numbers come back wrong. "
+        "Try two blocks of four, one with its largest *magnitude* below zero and one above. "
+        "Print the codes before and after packing."
     )
 
 
 def _expect_small(made: Any, held: int, case: torch.Tensor, block: int) -> None:
-    """CheckFailed unless `made` holds the codes and the scales of `case`, and nothing else; names what is too
-    much.
-    """
+    """CheckFailed unless `made` holds the codes and scales of `case` alone; says what is too much."""
     count = case.numel()
-    leaves = tree_leaves(getattr(made, "__dict__", {}))
     codes = -(-count // 2)
-    wanted = -(-count // 2) + 4 * -(-count // block)
+    wanted = codes + 4 * -(-count // block)
+    leaves = tree_leaves(getattr(made, "__dict__", {}))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    size = sum(
-        len(x) if isinstance(x, bytes) else getattr(x, "nbytes", 1) for x in leaves if not torch.is_tensor(x)
-    )
+    others = [leaf for leaf in leaves if not torch.is_tensor(leaf)]
+    size = sum(len(x) if isinstance(x, bytes) else getattr(x, "nbytes", 1) for x in others)
     expect(size < 40, "Numbers are held in a list, an array or bytes. Use tensors, which move with a model.")
     names = ", ".join(f"{str(one.dtype).removeprefix('torch.')} {tuple(one.shape)}" for one in tensors)
-    where = (
-        f"{count} numbers in blocks of {block}: {held:,} bytes are held, in"
-        f" {names or 'no tensor that is found'}."
-    )
+    names = names or "no tensor that is found"
+    where = f"{count} numbers in blocks of {block}: {held:,} bytes are held, in {names}."
     expect(held >= wanted, f"{where} That is too little: half a byte per number, and fp32 scales.")
-    whole = [x.flatten() for x in tensors if x.numel() >= count > 3 and held > wanted]
-    expect(
-        not any(same([x], [case.flatten()]) for x in whole), f"{where} The original numbers are among them."
-    )
-    expect(
-        all(x.is_floating_point() for x in whole),
-        f"{where} A code has a whole byte or more. Two should share one.",
-    )
-    fill = [
-        x for x in tensors if x.untyped_storage().nbytes() > x.nbytes or x.dtype.itemsize * codes < x.numel()
-    ]
-    expect(not fill or held == wanted, f"{where} Some are for padding, or for the rest of a sliced tensor.")
-    expect(held == wanted, f"{where} What is neither two codes per byte nor one fp32 scale per block?")
+    if held == wanted:
+        return
+    whole = [x.flatten() for x in tensors if x.numel() >= count > 3]
+    original = any(same([x], [case.flatten()]) for x in whole)
+    expect(not original, f"{where} The original numbers are among them.")
+    byte_each = any(not x.is_floating_point() for x in whole)
+    expect(not byte_each, f"{where} A code has a whole byte or more. Two should share one.")
+    cut = any(x.untyped_storage().nbytes() > x.nbytes for x in tensors)
+    padded = any(x.dtype.itemsize * codes < x.numel() for x in tensors)
+    expect(not (cut or padded), f"{where} Some are for padding, or for the rest of a sliced tensor.")
+    fail(f"{where} What is neither two codes per byte nor one fp32 scale per block?")
 
 
-# ----------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # 12.3: product
 PRODUCT_CASES = (((5, 64), 48, torch.float32), ((2, 3, 32), 64, torch.bfloat16), ((1, 128), 1, torch.float32))
 
 
 class FourBits:
-    """A matrix in NF4, `shape` (n_out, n_in); `unpack()` makes it in fp32, and counts
-    in `times` how often.
-    """
+    """A matrix in NF4, `shape` (n_out, n_in); `unpack()` makes it in fp32, `times` counts how often."""
 
     def __init__(self, weight: torch.Tensor) -> None:
-        self.shape, self.times = weight.shape, 0
+        self.shape = weight.shape
+        self.times = 0
         layer = nn.Linear(*reversed(weight.shape), bias=False)
         layer.weight.data.copy_(weight)
         self._layer = FrozenLinear(layer, 4, torch.float32, nf4_pairs(torch.float32, weight.device))
@@ -379,11 +356,8 @@ class FourBits:
 @exercise("12.3", "Nothing is kept between forward and backward: both unpack W from its four bits.")
 def product(answer: Any) -> None:
     """`answer(x, packed, bias)` is x·Wᵀ + bias, differentiable in x, and keeps neither x nor W."""
-    hints = {
-        "different than None": (
-            "Backward returns None for all but x: the bias is frozen, `packed` not a tensor."
-        )
-    }
+    only_x = "Backward returns None for all but x: the bias is frozen, `packed` not a tensor."
+    hints = {"different than None": only_x}
     for shape, n_out, dtype in PRODUCT_CASES:
         with seeded():
             x = torch.randn(shape).to(dtype)
@@ -393,7 +367,8 @@ def product(answer: Any) -> None:
         dense = packed.unpack().to(dtype)
         there = [*packed.stored, bias]
         for b in (bias, None):
-            packed.times, run = 0, partial(call, answer, returns=torch.Tensor)
+            packed.times = 0
+            run = partial(call, answer, returns=torch.Tensor)
             got = forward_backward(lambda x: run(x, packed, b), [x], there, hints=hints)  # noqa: B023
             right = forward_backward(lambda x: linear(x, dense, b), [x], there)  # noqa: B023
             expect(got.output.shape == right.output.shape, "The output has another shape than x·Wᵀ.")
@@ -402,22 +377,18 @@ def product(answer: Any) -> None:
             expect(same([got.output], [right.output], tolerance), "The output is not x·Wᵀ + bias.")
             expect(got.gradients[0] is not None, "No gradient reaches x.")
             expect(got.kept < dense.numel(), "W is kept for backward, unpacked. Four bits should be enough.")
-            expect(
-                same(got.gradients, right.gradients, tolerance),
-                "The gradient of x is not the output's times W.",
-            )
+            times_w = same(got.gradients, right.gradients, tolerance)
+            expect(times_w, "The gradient of x is not the output's times W.")
             expect(got.kept < x.nbytes, "x is kept for backward. Who needs it, if W does not learn?")
             expect(got.kept == 0, f"{got.kept:,} bytes are kept for backward that nobody needs.")
-            expect(
-                packed.times == 2,
-                f"W is unpacked {packed.times} times, not once in forward and once in backward.",
-            )
+            often = f"W is unpacked {packed.times} times, not once in forward and once in backward."
+            expect(packed.times == 2, often)
             alone = forward_backward(lambda x: run(x, packed, b).clone(), [x], there)  # noqa: B023
             expect(alone.kept == 0, "The output is kept for backward, which needs only W.")
 
 
-# ------------------------------------------------------------------------------------------------------ 12.4:
-# product8
+# --------------------------------------------------------------------------------------------------
+# 12.4: product8
 def product8_right(
     x: torch.Tensor,
     codes: torch.Tensor,
@@ -429,9 +400,7 @@ def product8_right(
     token_scale: Change = torch.clone,
     row_scale: Change = torch.clone,
 ) -> torch.Tensor:
-    """x·Wᵀ from 8-bit codes, one scale per token and per row of W; each choice of it may be made in another
-    way.
-    """
+    """x·Wᵀ from 8-bit codes, one scale per token and per row of W; each choice may be made differently."""
     each = most(x) / levels
     rounded = nearest(x / torch.where(each == 0, 1.0, each)).clamp(-127, 127)
     return added(rounded.double() @ codes.double().T).float() * token_scale(each) * row_scale(scale.T)
@@ -440,8 +409,8 @@ def product8_right(
 PRODUCT8_MISTAKES: Mistakes = {
     "You round nothing: that is the product with x itself.": lambda x, codes, scale: x @ (codes * scale).T,
     "All tokens share one scale. Each has its own.": partial(product8_right, most=lambda x: x.abs().amax()),
-    "Your scales are those of channels: the largest over all tokens. A token's is "
-    "along the last dimension.": partial(
+    "Your scales are those of channels: the largest over all tokens. "
+    "A token's is along the last dimension.": partial(
         product8_right,
         most=lambda x: x.abs().flatten(0, -2).amax(dim=0),
         token_scale=lambda each: each.mean(),
@@ -467,9 +436,7 @@ PRODUCT8_MISTAKES: Mistakes = {
 
 @exercise("12.4", "Codes times codes, and both scales after the sum.")
 def product8(answer: Any) -> None:
-    """`answer(x, codes, scale)` is x·Wᵀ from int8 codes of both, with a scale per token
-    computed at run time.
-    """
+    """`answer(x, codes, scale)` is x·Wᵀ from int8 codes of both, each token's scale computed at run time."""
     dice = torch.Generator().manual_seed(8)
     got = []
     cases = []
@@ -482,7 +449,6 @@ def product8(answer: Any) -> None:
     zeros = torch.zeros(3, 16)
     tiny = 1e-7 * torch.randn(2, 16, generator=dice)
     zeros[1] = torch.randn(16, generator=dice)
-    _ = cases[2][0]
     codes = cases[0][1][:, :16]
     scale = cases[0][2]
     cases.append((zeros, codes, scale))
@@ -491,12 +457,10 @@ def product8(answer: Any) -> None:
         with Conversions() as seen:
             found = call(answer, *case, returns=torch.Tensor)
         expect(not seen.nan, "You divide 0 by 0: a token may be all zeros. Keep zeros out of the divisor.")
-        wanted = (*x.shape[:-1], len(codes))
         expect(found.dtype == torch.float32, f"You return {found.dtype}. After the scales, it is fp32.")
-        expect(
-            found.shape == wanted,
-            f"x of {tuple(x.shape)} and W of {tuple(codes.shape)} give {wanted}, not {tuple(found.shape)}.",
-        )
+        wanted = (*x.shape[:-1], len(codes))
+        sizes = f"x of {tuple(x.shape)} and W of {tuple(codes.shape)}"
+        expect(found.shape == wanted, f"{sizes} give {wanted}, not {tuple(found.shape)}.")
         expect(bool(found.isfinite().all()), "Some number is nan or infinity: a token may be all zeros.")
         got.append(found)
     *got, small = got

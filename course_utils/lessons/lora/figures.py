@@ -15,31 +15,32 @@ def lora_picture(n_out: int, n_in: int, rank: int) -> Figure:
     """W (n_out, n_in), B (n_out, r) and A (r, n_in), all to one scale."""
     whole = n_out * n_in
     thin = rank * (n_out + n_in)
-    title = (
-        f"Rank {rank} on a matrix of {n_out:,} × {n_in:,}: {100 * thin / whole:.2g} % of its numbers learn"
-    )
-    # `one` is the pixels of a number
+    learning = f"{100 * thin / whole:.2g} % of its numbers learn"
+    title = f"Rank {rank} on a matrix of {n_out:,} × {n_in:,}: {learning}"
     canvas = Canvas()
-    one = 180.0 / max(n_out, n_in)
+    one = 180.0 / max(n_out, n_in)  # pixels of a number
     height = n_out * one
     width = n_in * one
     thick = max(2.0, rank * one)
     top = canvas.title(title) + 40
-    left = (canvas.width - width) / 2 if canvas.narrow else 60.0
-    start = 100.0 if canvas.narrow else left + width + 118
+    if canvas.narrow:
+        left = (canvas.width - width) / 2
+        start = 100.0
+    else:
+        left = 60.0
+        start = left + width + 118
     _matrix(canvas, (left, top, width, height), "W, frozen", f"{whole:,} numbers", frozen=True)
-    top += height + 74 if canvas.narrow else 0
+    if canvas.narrow:  # the factors below the matrix
+        top += height + 74
     canvas.text(start - 74, top + height / 2 + 8, "+", 28, text_anchor="middle")
     _matrix(canvas, (start, top, thick, height), "B, zero at first", f"{n_out * rank:,} numbers")
     canvas.text(start + thick + 43, top + height / 2 + 8, "·", 28, text_anchor="middle")
     _matrix(canvas, (start + thick + 90, top, width, thick), "A, Gaussian", f"{n_in * rank:,} numbers")
     alt = (
-        f"{stop(title)} Drawn to scale: the frozen matrix W, hatched, with {whole:,} numbers, plus B"
-        " times A. "
-    )
-    alt += (
-        f"B is a thin column, zero at first; A is a thin row, Gaussian at first. Together {thin:,} numbers"
-        " learn."
+        f"{stop(title)} "
+        f"Drawn to scale: the frozen matrix W, hatched, with {whole:,} numbers, plus B times A. "
+        "B is a thin column, zero at first; A is a thin row, Gaussian at first. "
+        f"Together {thin:,} numbers learn."
     )
     return Figure(canvas.svg(top + height + 40, title, alt), alt)
 
@@ -59,9 +60,7 @@ def _matrix(
 def code_picture(
     values: Sequence[float], codes: Mapping[str, Sequence[float]], title: str, provenance: str = ""
 ) -> Figure:
-    """A histogram of `values` between −1 and 1, and under it each code's values as
-    strokes on the same axis.
-    """
+    """A histogram of `values` between −1 and 1, and under it each code's values as strokes on its axis."""
     canvas = Canvas()
     bins = 48
     bottom = canvas.title(title) + 134
@@ -82,8 +81,6 @@ def code_picture(
     for x, y, words in (*marks, (left + room / 2, end + 32, "weight / its block's largest magnitude")):
         canvas.text(x, y, words, 12, QUIET, text_anchor="middle")
     told = "; ".join(f"{name}: {len(code)} values" for name, code in codes.items())
-    alt = (
-        f"{stop(title)} A histogram of weights peaks at zero. Strokes on its axis mark each code's values."
-        f" {told}."
-    )
+    peaks = "A histogram of weights peaks at zero. Strokes on its axis mark each code's values."
+    alt = f"{stop(title)} {peaks} {told}."
     return Figure(canvas.svg(canvas.note(provenance, end + 52), title, alt), alt)

@@ -31,8 +31,8 @@ def numbers() -> Iterator[Numbers]:
         "squared": (after / before) ** 2,
     }
     yield "one_more_bit", {"few": few, "many": many, "before": before, "after": after} | factors
-    rows, columns = shape = (14336, 4096)
-    stored = frozen_matrix_bytes(shape, 4)
+    rows, columns = 14336, 4096
+    stored = frozen_matrix_bytes((rows, columns), 4)
     elements = rows * columns
     sizes = each(_mb, nf4=stored, codes=elements // 2, bytes=4 * elements, half=2 * elements)
     yield "four_bits", {"rows": rows, "columns": columns} | sizes

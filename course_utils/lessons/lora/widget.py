@@ -30,11 +30,10 @@ class LoraExplorer(Explorer):
     def __init__(self, model: str = "llama3-8b", *, gpu: str = "RTX4090-24GB", **choices: Any) -> None:
         run = TrainingRun(model, **choices)
         mlp = any(name in run.lora_targets for name in ("up", "down"))
+        targets = TARGETS["attention and MLP"] if mlp else TARGETS["attention"]
         own = {
             "lora_rank": slider("rank (0: all)", (0, 2, 4, 8, 16, 32, 64), run.lora_rank),
-            "lora_targets": dropdown(
-                "on", TARGETS.items(), TARGETS["attention and MLP" if mlp else "attention"]
-            ),
+            "lora_targets": dropdown("on", TARGETS.items(), targets),
             "frozen_bits": dropdown("frozen in", FROZEN.items(), run.frozen_bits),
         }
         super().__init__(run, gpu, own)

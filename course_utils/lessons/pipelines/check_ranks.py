@@ -1,6 +1,4 @@
-"""Two stages, and what a step of them should do; as a program that `checks` starts, a judge on two real
-ranks.
-"""
+"""Two stages, and what their step should do; as a program that `checks` starts, a judge on two real ranks."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -49,9 +47,10 @@ def of_whole(sizes: Sequence[int]) -> tuple[list[list[torch.Tensor]], list[list[
     between.retain_grad()
     functional.mse_loss(last(between), torch.cat(target)).backward()
     messages = [list(tensor.detach().split(list(sizes))) for tensor in (between.grad, between)]
-    return messages, [
+    gradients = [
         [cast(torch.Tensor, weight.grad) for weight in stage.parameters()] for stage in (first, last)
     ]
+    return messages, gradients
 
 
 def difference(step: Any) -> dict[str, float]:
@@ -60,7 +59,8 @@ def difference(step: Any) -> dict[str, float]:
     off = 0.0
 
     def receive(shape: Any) -> torch.Tensor:
-        dist.recv(arrived := torch.empty(shape), 1 - rank)
+        arrived = torch.empty(shape)
+        dist.recv(arrived, 1 - rank)
         return arrived
 
     for sizes in SIZES:

@@ -19,7 +19,7 @@ from ..shared.on_ranks import found_on_ranks
 from .check_ranks import SIZES, batch, of_whole, stages
 from .schedules import most_kept, simulate
 
-# -----------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # 11.1: cut
 Cut = list[int] | None
 
@@ -38,6 +38,9 @@ CUT_CASES = (
 )
 
 
+KEPT_BY_1F1B = partial(most_kept, "1F1B")
+
+
 def fullest(states: int, kept: int, micro_batches: int) -> int:
     """Bytes of a stage that keeps this many micro-batches."""
     return states + micro_batches * kept
@@ -50,19 +53,18 @@ def best_cut(
     p: int,
     m: int,
     capacity: int,
-    keeps: Callable[[int, int, int], int] = lambda p, m, stage: most_kept("1F1B", p, m, stage),
+    keeps: Callable[[int, int, int], int] = KEPT_BY_1F1B,
     size: Callable[[int, int, int], int] = fullest,
     by_time: bool = True,
 ) -> Cut:
-    """Layers per stage: of all cuts that fit, the one with the best slowest (or fullest) stage. None if none
-    fits.
-    """
+    """Layers per stage: of all cuts that fit, the one with the best slowest (or fullest) stage; else None."""
     found = []
     for inner in combinations(range(1, len(times)), p - 1):
         spans = list(pairwise((0, *inner, len(times))))
-        full = max(
+        sizes = [
             size(sum(states[a:b]), sum(kept[a:b]), keeps(p, m, stage)) for stage, (a, b) in enumerate(spans)
-        )
+        ]
+        full = max(sizes)
         slowest = max(sum(times[a:b]) for a, b in spans)
         if full <= capacity:
             found.append((slowest if by_time else full, [b - a for a, b in spans]))
@@ -71,7 +73,7 @@ def best_cut(
 
 def _equal_layers(times: Sequence[int], states: Any, kept: Any, p: int, m: int, capacity: int) -> Cut:
     each, more = divmod(len(times), p)
-    return [each + (stage < more) for stage in range(p)]
+    return [each + 1 if stage < more else each for stage in range(p)]
 
 
 def _keeping(keeps: Callable[[int, int, int], int]) -> Callable[..., Cut]:
@@ -81,32 +83,32 @@ def _keeping(keeps: Callable[[int, int, int], int]) -> Callable[..., Cut]:
 CUT_MISTAKES: Mistakes = {
     "You cut by time alone, and some stage does not fit.": partial(best_cut, size=lambda *_: 0),
     "You give each stage the same number of layers. Layers differ in time and bytes.": _equal_layers,
-    "You count one micro-batch per stage. How many does it keep at its fullest?": _keeping(
-        lambda p, m, stage: 1
+    "You count one micro-batch per stage. How many does it keep at its fullest?": (
+        _keeping(lambda p, m, stage: 1)
     ),
     "You let every stage keep all micro-batches. That is GPipe.": _keeping(lambda p, m, stage: m),
-    "You let every stage keep as many as the first. Later stages keep fewer.": _keeping(
-        lambda p, m, _: min(m, p)
+    "You let every stage keep as many as the first. Later stages keep fewer.": (
+        _keeping(lambda p, m, stage: min(m, p))
     ),
-    "No stage keeps more micro-batches than there are: m may be small.": _keeping(
-        lambda p, m, stage: p - stage
+    "No stage keeps more micro-batches than there are: m may be small.": (
+        _keeping(lambda p, m, stage: p - stage)
     ),
-    "Reversed: the first stage keeps the most, the last stage only one.": _keeping(
-        lambda p, m, at: min(m, at + 1)
+    "Reversed: the first stage keeps the most, the last stage only one.": (
+        _keeping(lambda p, m, stage: min(m, stage + 1))
     ),
-    "You count one micro-batch too many: stages count from 0.": _keeping(
-        lambda p, m, stage: min(m, p - stage + 1)
+    "You count one micro-batch too many: stages count from 0.": (
+        _keeping(lambda p, m, stage: min(m, p - stage + 1))
     ),
-    "You count one too few: the micro-batch in its forward is kept, too.": _keeping(
-        lambda p, m, s: min(m, p - s - 1)
+    "You count one too few: the micro-batch in its forward is kept, too.": (
+        _keeping(lambda p, m, stage: min(m, p - stage - 1))
     ),
-    "You count the states once per micro-batch. A stage has them once.": partial(
-        best_cut, size=lambda states, kept, count: count * (states + kept)
+    "You count the states once per micro-batch. A stage has them once.": (
+        partial(best_cut, size=lambda states, kept, count: count * (states + kept))
     ),
     "You leave out the states.": partial(best_cut, size=lambda states, kept, count: count * kept),
     "You leave out the activations.": partial(best_cut, size=lambda states, kept, count: states),
-    "You make the fullest stage as small as possible. It must only fit: choose by time.": partial(
-        best_cut, by_time=False
+    "You make the fullest stage as small as possible. It must only fit: choose by time.": (
+        partial(best_cut, by_time=False)
     ),
 }
 
@@ -123,15 +125,12 @@ def cut(answer: Any) -> None:
             got = [of_kind(count, int, "A stage's number of layers is") for count in got]
             expect(len(got) == p, f"{p} stages were asked for. Your list has {len(got)} numbers.")
             expect(min(got) > 0, "Some stage has no layer.")
-            expect(
-                sum(got) == len(times),
-                f"Your stages have {sum(got)} layers in all, the model has {len(times)}.",
-            )
+            layers = f"Your stages have {sum(got)} layers in all, the model has {len(times)}."
+            expect(sum(got) == len(times), layers)
         mine.append(got)
     if not recognized(mine, CUT_CASES, best_cut, CUT_MISTAKES, same=operator.eq):
-        got, case = next(
-            (got, case) for got, case in zip(mine, CUT_CASES, strict=True) if got != best_cut(*case)
-        )
+        answered = zip(mine, CUT_CASES, strict=True)
+        got, case = next((got, case) for got, case in answered if got != best_cut(*case))
         _explain_cut(got, *case)
 
 
@@ -141,14 +140,13 @@ def _explain_cut(got: Cut, times: Any, states: Any, kept: Any, p: int, m: int, c
         fail(f"{where} you return None, but a cut fits. Do you try every place to cut?")
     ends = [0, *accumulate(got)]
     for stage, (a, b) in enumerate(pairwise(ends)):
-        fits = fullest(sum(states[a:b]), sum(kept[a:b]), most_kept("1F1B", p, m, stage)) <= capacity
-        expect(
-            fits, f"{where} your stage {stage} does not fit: add its states, and what it keeps when fullest."
-        )
+        full = fullest(sum(states[a:b]), sum(kept[a:b]), KEPT_BY_1F1B(p, m, stage))
+        large = f"your stage {stage} does not fit: add its states, and what it keeps when fullest."
+        expect(full <= capacity, f"{where} {large}")
     fail(f"{where} your cut fits, but another one that fits has a faster slowest stage.")
 
 
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # 11.2: order
 @exercise("11.2", "PyTorch's Schedule1F1B uses the same order.")
 def order(answer: Any) -> None:
@@ -165,38 +163,41 @@ def order(answer: Any) -> None:
             fail(f"{where}: there is no {work}. Micro-batches are counted from 0 to m − 1.")
         for work in Counter(right) - Counter(got):
             fail(f"{where}: {work} is missing.")
-        # From here on, the right words, perhaps in another order.
-        ahead, mine = (
-            next(place for place, work in enumerate(works) if work[0] == "B") for works in (right, got)
-        )
-        early = [work for work in got if work[0] == "B" and got.index(work) < got.index(f"F{work[1:]}")]
-        backwards, in_order = ([work for work in works if work[0] == "B"] for works in (got, right))
-        expect(not early, "A backward comes before its own forward.")
-        expect(
-            not mine == m != ahead, "All forwards come first: that is GPipe. How many may this stage keep?"
-        )
-        expect(mine >= ahead, "Too few forwards at first: the later stages would wait for input.")
-        expect(
-            mine <= ahead, "Too many forwards at first: the stage keeps more micro-batches than 1F1B needs."
-        )
-        expect(backwards == in_order, "Backwards come in the order of the micro-batches, as forwards do.")
-        alternate = "The start is right. After it, backward and forward alternate until no forward is left."
-        expect(got == right, alternate)
+        _expect_order(got, right, m)
 
 
-# ----------------------------------------------------------------------------------------------------- 11.3:
-# two_stages
+def _expect_order(got: list[str], right: list[str], m: int) -> None:
+    """CheckFailed unless the works, which are the right ones, are in the right order."""
+    # How many forwards come before the first backward.
+    ahead, mine = (
+        next(place for place, work in enumerate(works) if work[0] == "B") for works in (right, got)
+    )
+    early = [work for work in got if work[0] == "B" and got.index(work) < got.index(f"F{work[1:]}")]
+    backwards, in_order = ([work for work in works if work[0] == "B"] for works in (got, right))
+    expect(not early, "A backward comes before its own forward.")
+    all_first = mine == m and m != ahead
+    expect(not all_first, "All forwards come first: that is GPipe. How many may this stage keep?")
+    expect(mine >= ahead, "Too few forwards at first: the later stages would wait for input.")
+    many = "Too many forwards at first: the stage keeps more micro-batches than 1F1B needs."
+    expect(mine <= ahead, many)
+    expect(backwards == in_order, "Backwards come in the order of the micro-batches, as forwards do.")
+    alternate = "The start is right. After it, backward and forward alternate until no forward is left."
+    expect(got == right, alternate)
+
+
+# --------------------------------------------------------------------------------------------------
+# 11.3: two_stages
 PROGRAM = "course_utils.lessons.pipelines.check_ranks"
 STARTS = "First the check plays the other stage. Then two processes start, which takes about five seconds."
 SCALES: dict[str, Callable[[int, Sequence[int]], float]] = {
     "You count each micro-batch's loss as if it were the complete batch's: whose mean is it?": (
         lambda rows, sizes: 1.0
     ),
-    "You count each micro-batch 1/m, also the smaller one. How many rows has it?": lambda rows, sizes: (
-        1 / len(sizes)
+    "You count each micro-batch 1/m, also the smaller one. How many rows has it?": (
+        lambda rows, sizes: 1 / len(sizes)
     ),
-    "mse_loss is a mean over all numbers. Yours is a sum over the columns.": lambda rows, sizes: (
-        3 * rows / sum(sizes)
+    "mse_loss is a mean over all numbers. Yours is a sum over the columns.": (
+        lambda rows, sizes: 3 * rows / sum(sizes)
     ),
 }
 
@@ -208,9 +209,8 @@ def two_stages(answer: Any) -> None:
         for rank in (1, 0):
             _play(answer, rank, sizes)
     off = max(found["off"] for found in found_on_ranks(PROGRAM, 2, "step", answer))
-    expect(
-        off < 1e-4, "It is right in one process, but not on real ranks. Do you keep anything outside of it?"
-    )
+    outside = "It is right in one process, but not on real ranks. Do you keep anything outside of it?"
+    expect(off < 1e-4, outside)
 
 
 def _play(answer: Any, rank: int, sizes: Sequence[int]) -> None:
@@ -220,7 +220,8 @@ def _play(answer: Any, rank: int, sizes: Sequence[int]) -> None:
     messages, gradients = of_whole(sizes)
     sent = list[torch.Tensor]()
     taken = list[torch.Tensor]()
-    # Storages within the stage; and for each micro-batch, of what it passed on or was handed, and of copies.
+    # Weak references see whether a learner's function still holds a tensor, without holding it: storages
+    # within the stage; and for each micro-batch, of what it passed on or was handed, and of copies.
     hidden = list[Any]()
     passed = list[list[Any]]()
     kept = list[int]()
@@ -235,16 +236,13 @@ def _play(answer: Any, rank: int, sizes: Sequence[int]) -> None:
     m = len(sizes)
 
     def send(tensor: torch.Tensor) -> None:
-        expect(
-            tensor is not None, f"{stage} you send None. Is that x.grad, where x does not require a gradient?"
-        )
+        none = f"{stage} you send None. Is that x.grad, where x does not require a gradient?"
+        expect(tensor is not None, none)
         sent.append(of_kind(tensor, torch.Tensor, f"{stage} what you send is").detach().clone())
-        expect(
-            tensor.dtype == torch.float32,
-            f"{stage} you send {tensor.dtype}, but the other rank expects fp32.",
-        )
-        for latest in passed[-1:] if rank == 0 else ():
-            latest.append(weakref.ref(tensor.untyped_storage()))
+        other = f"{stage} you send {tensor.dtype}, but the other rank expects fp32."
+        expect(tensor.dtype == torch.float32, other)
+        if rank == 0 and passed:
+            passed[-1].append(weakref.ref(tensor.untyped_storage()))
 
     def receive(shape: Any) -> torch.Tensor:
         late.append(any(map(_alive, chain(*passed[:-1]))))
@@ -252,22 +250,20 @@ def _play(answer: Any, rank: int, sizes: Sequence[int]) -> None:
         waits = rank == 0 and len(sent) <= len(taken)
         expect(not waits, f"{stage} you wait forever: for a gradient whose output you have not sent yet.")
         soon = rank == 0 and len(sent) < min(m, len(taken) + 2)
-        expect(
-            not soon,
-            f"{stage} it waits after each micro-batch, and so does the other stage: send one more first.",
-        )
+        slow = f"{stage} it waits after each micro-batch, and so does the other stage: send one more first."
+        expect(not soon, slow)
         early = rank == 1 and len(taken) > len(sent) + 1
         expect(
             not early,
-            f"{stage} you wait for a third input before you send the first gradient. Stage 0 goes two "
-            "micro-batches ahead, then waits for you. Both wait forever.",
+            f"{stage} you wait for a third input before you send the first gradient. "
+            "Stage 0 goes two micro-batches ahead, then waits for you. Both wait forever.",
         )
         taken.append(messages[rank][len(taken)].clone())
         shape = tuple(shape)
         given = taken[-1].clone()
         order = (
-            f"{stage} you wait for {shape}, and another shape comes. Do you wait in the order of the"
-            " micro-batches?"
+            f"{stage} you wait for {shape}, and another shape comes. "
+            "Do you wait in the order of the micro-batches?"
         )
         expect(shape == given.shape, order)
         if rank == 1:
@@ -276,34 +272,35 @@ def _play(answer: Any, rank: int, sizes: Sequence[int]) -> None:
 
     before = [weight.detach().clone() for weight in mine.parameters()]
     call(answer, mine, rank, data, send, receive, returns=(object, NoneType), finite=False)
-    expect(
-        same(list(mine.parameters()), before),
-        f"{stage} weights have changed. Leave only gradients: no optimizer.",
-    )
-    expect(
-        len(taken) == m,
-        f"{stage} you leave messages of the other stage unread. There is one per micro-batch.",
-    )
-    expect(
-        len(sent) == m, f"{stage} you send {len(sent)} tensors. The other stage expects one per micro-batch."
-    )
-    found = [weight.grad for weight in mine.parameters()]
-    if not same(found, gradients[rank]):
-        for message, scale in SCALES.items() if rank == 1 else ():
-            expect(not same(found, _scaled(sizes, scale)), message)
-        fail(f"{stage} gradients are not the complete batch's. Does each micro-batch add its own, once?")
-    way = ("an output", "a gradient of the input")[rank]
+    same_weights = same(list(mine.parameters()), before)
+    expect(same_weights, f"{stage} weights have changed. Leave only gradients: no optimizer.")
+    unread = f"{stage} you leave messages of the other stage unread. There is one per micro-batch."
+    expect(len(taken) == m, unread)
+    number = f"{stage} you send {len(sent)} tensors. The other stage expects one per micro-batch."
+    expect(len(sent) == m, number)
+    _expect_gradients([weight.grad for weight in mine.parameters()], gradients[rank], rank, sizes, stage)
+    if rank == 0:
+        way = "an output"
+        held = "an output older than the last one sent. Who holds y?"
+    else:
+        way = "a gradient of the input"
+        held = "an input older than the last. Who holds x?"
     expect(same(sent, messages[1 - rank]), f"{stage} what you send is not {way}, micro-batch by micro-batch.")
     most = max(kept)
-    expect(
-        most <= 2 - rank,
-        f"{stage} it keeps {most} micro-batches at once. Under 1F1B it goes backward sooner.",
-    )
-    held = (
-        "an output older than the last one sent. Who holds y?",
-        "an input older than the last. Who holds x?",
-    )[rank]
+    many = f"{stage} it keeps {most} micro-batches at once. Under 1F1B it goes backward sooner."
+    expect(most <= 2 - rank, many)
     expect(not any(late), f"Stage {rank} still has {held}")
+
+
+def _expect_gradients(
+    found: list[Any], right: list[torch.Tensor], rank: int, sizes: Sequence[int], stage: str
+) -> None:
+    if same(found, right):
+        return
+    if rank == 1:  # where the loss is
+        for message, scale in SCALES.items():
+            expect(not same(found, _scaled(sizes, scale)), message)
+    fail(f"{stage} gradients are not the complete batch's. Does each micro-batch add its own, once?")
 
 
 def _alive(storage: Any) -> bool:
@@ -320,13 +317,11 @@ def _scaled(sizes: Sequence[int], scale: Callable[[int, Sequence[int]], float]) 
     return [cast(torch.Tensor, weight.grad) for weight in last.parameters()]
 
 
-# --------------------------------------------------------------------------------------------------- 11.4:
-# parallel_mlp
+# --------------------------------------------------------------------------------------------------
+# 11.4: parallel_mlp
 @exercise("11.4", "One message forward, one backward, and every gradient is the complete MLP's.")
 def parallel_mlp(answer: Any) -> None:
-    """`answer(x, up, up_bias, down, down_bias, all_reduce)` is the whole MLP's output, computed by one rank
-    of it.
-    """
+    """`answer(x, up, up_bias, down, down_bias, all_reduce)` is the whole MLP's output, of one rank."""
     for t, rank, shape in ((2, 0, (5, 8)), (4, 2, (3, 8)), (2, 1, (1, 4)), (1, 0, (3, 4))):
         with seeded():
             h = shape[-1]
@@ -341,9 +336,9 @@ def parallel_mlp(answer: Any) -> None:
         sums = list[bool]()
         wanted = [whole.gradients[0], *each[rank].gradients[1:], whole.gradients[4]]
         all_reduce = partial(_all_reduce, each, rank, down_bias, sums)
-        run = lambda *given: call(answer, *given, all_reduce, returns=torch.Tensor)  # noqa: B023, E731
+        run = partial(_run_rank, answer, all_reduce)
         got = forward_backward(run, [x, *parts[rank], down_bias])
-        where = f"With {t} rank{'s' * (t > 1)},"
+        where = f"With {t} ranks," if t > 1 else f"With {t} rank,"
         often = f"{where} you sum {sums.count(False)} × in forward and {sums.count(True)} × in backward."
         expect(sorted(sums) == [False, True], f"{often} Where is there only a part?")
         expect(same([got.output], [whole.output], 1e-4), f"{where} the output is not the complete MLP's.")
@@ -352,10 +347,8 @@ def parallel_mlp(answer: Any) -> None:
         expect(not none, f"{where} no gradient reaches {', '.join(none)}. What do your two functions return?")
         off = [n for n, a, b in zip(names, got.gradients, wanted, strict=True) if not same([a], [b], 1e-4)]
         expect(not off, f"{where} the output is right, but the gradient of {', '.join(off)} is not.")
-        got, whole = (
-            forward_backward(lambda x, *given: x + way(x, *given), [x, *given])  # noqa: B023
-            for way, given in ((run, (*parts[rank], down_bias)), (_mlp, (up, up_bias, down, down_bias)))
-        )
+        got = forward_backward(partial(_residual, run), [x, *parts[rank], down_bias])
+        whole = forward_backward(partial(_residual, _mlp), [x, up, up_bias, down, down_bias])
         twice = f"{where} the gradient of x is off in x + parallel_mlp(x, …). Sum only the MLP's part of it."
         expect(same([got.gradients[0]], [whole.gradients[0]], 1e-4), twice)
 
@@ -364,31 +357,40 @@ def _mlp(x: Any, up: Any, up_bias: Any, down: Any, down_bias: Any = None) -> tor
     return linear(gelu(linear(x, up, up_bias)), down, down_bias)
 
 
+def _run_rank(answer: Any, all_reduce: Any, *given: Any) -> torch.Tensor:
+    return call(answer, *given, all_reduce, returns=torch.Tensor)
+
+
+def _residual(layer: Callable[..., torch.Tensor], x: torch.Tensor, *given: torch.Tensor) -> torch.Tensor:
+    return x + layer(x, *given)
+
+
 def _all_reduce(each: Sequence[Ran], rank: int, bias: torch.Tensor, sums: list[bool], tensor: Any) -> None:
     """Be all other ranks in one sum, of parts of the output or of x's gradient."""
     backward = torch._C._current_graph_task_id() != -1  # as long as autograd runs
-    parts = [cast(torch.Tensor, one.gradients[0]) if backward else one.output for one in each]
-    way = f"In {'backward' if backward else 'forward'} you sum"
+    if backward:
+        parts = [cast(torch.Tensor, one.gradients[0]) for one in each]
+        way = "In backward you sum"
+    else:
+        parts = [one.output for one in each]
+        way = "In forward you sum"
     of_kind(tensor, torch.Tensor, f"{way} what is")
-    expect(
-        tensor.shape == parts[0].shape, f"{way} {tuple(tensor.shape)}. What has every rank only a part of?"
-    )
+    other_shape = f"{way} {tuple(tensor.shape)}. What has every rank only a part of?"
+    expect(tensor.shape == parts[0].shape, other_shape)
     seen = tensor.requires_grad and torch.is_grad_enabled()
-    expect(
-        not seen,
-        f"{way} a tensor of autograd's graph in place, and autograd does not see that. Use `Summed`.",
-    )
+    unseen = f"{way} a tensor of autograd's graph in place, and autograd does not see that. Use `Summed`."
+    expect(not seen, unseen)
     if not same([tensor], [parts[rank]], 1e-4):
         expect(
             not backward,
-            f"{way} something else than this rank's part of x's gradient. If every rank has the "
-            "complete gradient, pass it on unchanged: the sum is t times too large.",
+            f"{way} something else than this rank's part of x's gradient. "
+            "If every rank has the complete gradient, pass it on unchanged: the sum is t times too large.",
         )
         biased = same([tensor], [parts[rank] + bias], 1e-4)
         expect(not biased, f"{way} the bias, too: t ranks add it t times.")
         fail(
-            f"{way} something else than this rank's part of the output. Is the part itself off: its bias, its"
-            " GELU?"
+            f"{way} something else than this rank's part of the output. "
+            "Is the part itself off: its bias, its GELU?"
         )
     sums.append(backward)
     with torch.no_grad():

@@ -28,10 +28,10 @@ def pipeline_figure(pipeline: Pipeline, title: str = "") -> Figure:
     _axis(canvas, pipeline.span, scale, bottom, "time, in forwards of one micro-batch on one stage")
     bottom = _memory(canvas, pipeline, bottom + 62, scale)
     kept = ", ".join(str(pipeline.most_kept(stage)) for stage in range(pipeline.stages))
-    alt = f"{stop(title)} {pipeline.micro_batches} micro-batches on {pipeline.stages} stages take "
-    alt += (
-        f"{number(pipeline.span)} units. Micro-batches kept at most, from the first stage to the last:"
-        f" {kept}."
+    alt = (
+        f"{stop(title)} {pipeline.micro_batches} micro-batches on {pipeline.stages} stages "
+        f"take {number(pipeline.span)} units. "
+        f"Micro-batches kept at most, from the first stage to the last: {kept}."
     )
     return Figure(canvas.svg(bottom + 8, title, alt), alt)
 
@@ -39,23 +39,26 @@ def pipeline_figure(pipeline: Pipeline, title: str = "") -> Figure:
 def pipeline_title(pipeline: Pipeline) -> str:
     """The schedule's costs: its idle part, and what its first stage keeps."""
     kept = pipeline.most_kept(0)
-    batches = f"{kept} micro-batch{'es' if kept > 1 else ''}"
-    copies = f" and {pipeline.versions(0)} versions of its weights" if pipeline.versions(0) > 1 else ""
+    keeps = f"{kept} micro-batches" if kept > 1 else f"{kept} micro-batch"
+    if pipeline.versions(0) > 1:
+        keeps += f" and {pipeline.versions(0)} versions of its weights"
     name = f"{pipeline.schedule[0].upper()}{pipeline.schedule[1:]}"
-    return f"{name}: stages wait {100 * pipeline.idle:.0f} % of the time; the first keeps {batches}{copies}"
+    return f"{name}: stages wait {100 * pipeline.idle:.0f} % of the time; the first keeps {keeps}"
 
 
 def _legend(canvas: Canvas, y: float, numbered: bool) -> float:
     """A box is of one micro-batch where it is `numbered`, else of the whole batch."""
     whose = "micro-batch in the box" if numbered else "whole batch"
-    looks: dict[str, dict[str, Any]] = {
-        f"{WORDS[kind]} of the {whose}": {"fill": COLOUR[kind]} for kind in WORDS
-    }
+    looks: dict[str, dict[str, Any]] = {}
+    for kind, word in WORDS.items():
+        looks[f"{word} of the {whose}"] = {"fill": COLOUR[kind]}
     looks["waiting"] = {"fill": "#FFFFFF", "stroke": RULE, "stroke_width": 1}
+
+    def swatch(x: float, y: float, size: float, words: str) -> None:
+        canvas.rect(x, y, size, size, **looks[words])
+
     entries = zip(looks, looks, strict=True)
-    return legend(
-        canvas, entries, y - 12, lambda x, y, size, words: canvas.rect(x, y, size, size, **looks[words])
-    )
+    return legend(canvas, entries, y - 12, swatch)
 
 
 def _works(canvas: Canvas, pipeline: Pipeline, top: float, scale: float, numbered: bool) -> float:
@@ -67,12 +70,11 @@ def _works(canvas: Canvas, pipeline: Pipeline, top: float, scale: float, numbere
         for work in pipeline.of_stage(stage):
             x = LEFT + work.start * scale
             width = (work.end - work.start) * scale
-            canvas.rect(
-                x, y, max(width - 0.8, 0.4), ROW, COLOUR[work.kind], data_work=f"{work.kind}{work.micro}"
-            )
+            fill = COLOUR[work.kind]
+            canvas.rect(x, y, max(width - 0.8, 0.4), ROW, fill, data_work=f"{work.kind}{work.micro}")
             label = str(work.micro) if numbered else WORDS[work.kind]
             if text_width(label, 11) + 2 <= width:
-                canvas.text(x + width / 2, y + 17, label, 11, ink_on(COLOUR[work.kind]), text_anchor="middle")
+                canvas.text(x + width / 2, y + 17, label, 11, ink_on(fill), text_anchor="middle")
     return top + pipeline.stages * (ROW + 4)
 
 
@@ -87,7 +89,9 @@ def _axis(canvas: Canvas, span: float, scale: float, y: float, unit: str) -> Non
 def _memory(canvas: Canvas, pipeline: Pipeline, top: float, scale: float) -> float:
     """Draw per stage a row whose height over time is the number that it keeps; returns the y below them."""
     keeps_versions = pipeline.schedule == "PipeDream"
-    title = "micro-batches whose activations are kept" + ", and versions of the weights" * keeps_versions
+    title = "micro-batches whose activations are kept"
+    if keeps_versions:
+        title += ", and versions of the weights"
     canvas.text(MARGIN, top, title, 12, QUIET)
     most = max(pipeline.most_kept(stage) for stage in range(pipeline.stages))
     for stage in range(pipeline.stages):
@@ -97,9 +101,9 @@ def _memory(canvas: Canvas, pipeline: Pipeline, top: float, scale: float) -> flo
             height = count / most * MEMORY_ROW
             canvas.rect(LEFT + start * scale, base - height, (end - start) * scale, height, COLOUR[FORWARD])
         canvas.line(LEFT, base, LEFT + pipeline.span * scale, base, RULE)
-        words = f"at most {pipeline.most_kept(stage)}" + (
-            f" and {pipeline.versions(stage)}" if keeps_versions else ""
-        )
+        words = f"at most {pipeline.most_kept(stage)}"
+        if keeps_versions:
+            words += f" and {pipeline.versions(stage)}"
         canvas.text(LEFT + pipeline.span * scale + 8, base - 6, words, 12)
     return top + 12 + pipeline.stages * (MEMORY_ROW + 4) + 8
 

@@ -1,6 +1,4 @@
-"""Memory of one stage of a pipeline: the states of its layers, and activations of the micro-batches in
-flight.
-"""
+"""Memory of one stage of a pipeline: its layers' states, and activations of the micro-batches in flight."""
 
 from functools import lru_cache
 from math import prod
@@ -14,8 +12,9 @@ from .schedules import most_kept
 
 
 def blocks_of(layers: int, stages: int, stage: int) -> range:
-    """The blocks of one stage: as many as of any other, or one more in the first stages. ValueError for too
-    many.
+    """The blocks of one stage: as many as of any other, or one more in the first stages.
+
+    Raises ValueError for more stages than blocks, and for a stage that there is none of.
     """
     if not 1 <= stages <= layers:
         raise ValueError(f"{layers} blocks cannot be cut into {stages} stages")
@@ -23,19 +22,20 @@ def blocks_of(layers: int, stages: int, stage: int) -> range:
         raise ValueError(f"stage {stage}: they count from 0 to {stages - 1}")
     each, more = divmod(layers, stages)
     first = stage * each + min(stage, more)
-    return range(first, first + each + (stage < more))
+    count = each + 1 if stage < more else each
+    return range(first, first + count)
 
 
 def stage_shapes(model: TransformerConfig, stages: int, stage: int) -> Shapes:
-    """The parameters of one stage, by name and shape; a tied head is in the first and the last, as in
-    Megatron-LM.
-    """
+    """A stage's parameters by name and shape; a tied head is in the first and last, as in Megatron-LM."""
     blocks = blocks_of(model.layers, stages, stage)
     last = stages - 1
     owners = {"embedding": {0, last} if model.tied else {0}, "positions": {0}}
 
     def mine(place: str, layer: str) -> bool:
-        return int(layer) in blocks if place == "blocks" else stage in owners.get(place, {last})
+        if place == "blocks":
+            return int(layer) in blocks
+        return stage in owners.get(place, {last})
 
     return {name: shape for name, shape in parameter_shapes(model).items() if mine(*name.split(".")[:2])}
 
@@ -49,8 +49,7 @@ def parameters_of(model: TransformerConfig, stages: int, stage: int) -> int:
 def stage_memory(
     run: TrainingRun, schedule: str, stages: int, micro_batches: int, stage: int
 ) -> MemoryBreakdown:
-    """Bytes of one stage when it keeps the most micro-batches: its states, and all that forward keeps for
-    backward.
+    """Bytes of one stage when it keeps the most micro-batches: states, and what forward keeps for backward.
 
     Transients of backward and of the optimizer are not counted. With whole blocks recomputed, K of them from
     one checkpoint ("full": 1), one stretch has all of its activations at a time, on the last stage after the
@@ -66,11 +65,10 @@ def stage_memory(
     weights = sum(round_up(run.precision.weight * prod(shape)) for shape in shapes.values())
     blocks = len(blocks_of(run.model.layers, stages, stage))
     saved = block_saved(run)
-    # a block's input comes first
     own = blocks * sum_bytes(saved)
     again = 0
-    checkpoint = saved[0].bytes
     if run.blocks_per_checkpoint:
+        checkpoint = saved[0].bytes  # a block's input comes first
         together = min(run.blocks_per_checkpoint, blocks)
         own = -(-blocks // together) * checkpoint
         again = together * sum_bytes(saved) - checkpoint
@@ -81,6 +79,7 @@ def stage_memory(
         "weight_copies": weights * (kept - 1) if schedule == "PipeDream" else 0,
         "gradients": sum(round_up(run.precision.gradient * prod(shape)) for shape in shapes.values()),
         "optimizer_states": states_of(run.precision, run.optimizer, shapes),
+        # The stretch that backward computes again comes after the loss and the head have freed theirs.
         "activations": kept * (own + stem + end) + max(0, again - end),
     }
     label = f"stage {stage} of {stages}, {schedule}, {kept} of {micro_batches} micro-batches kept"

@@ -23,9 +23,7 @@ ELEMENT = 2  # bytes of a weight, a gradient and an activation that is sent, as 
 
 
 class Cluster(NamedTuple):
-    """`nodes` machines of `per_node` GPUs of one kind; `network` is each GPU's bytes/s to other nodes, one
-    way.
-    """
+    """`nodes` machines of `per_node` equal GPUs; `network` is a GPU's bytes/s to other nodes, one way."""
 
     gpu: Gpu
     nodes: int
@@ -47,12 +45,14 @@ class Plan(NamedTuple):
 
     def __str__(self) -> str:
         parts = [f"{name} {count}" for name, count in self._asdict().items() if count > 1 and name != "stage"]
-        return " × ".join(parts or ["one GPU"]) + (f", ZeRO-{self.stage}" if self.stage else "")
+        words = " × ".join(parts or ["one GPU"])
+        return f"{words}, ZeRO-{self.stage}" if self.stage else words
 
 
 class Account(NamedTuple):
-    """Costs of a plan: bytes on the fullest GPU, the part of the time that it idles, and seconds of a step:
-    compute, bubble, and the messages of tensor, data and pipeline parallelism.
+    """Costs of a plan: bytes on the fullest GPU, the part of the time that it idles, and seconds of a step.
+
+    The seconds are those of compute, bubble, and the messages of tensor, data and pipeline parallelism.
     """
 
     plan: Plan
@@ -68,9 +68,7 @@ class Account(NamedTuple):
 
     @property
     def overlapped(self) -> float:
-        """Seconds at best: data's and pipeline's messages hidden behind arithmetic,
-        tensor parallelism's not.
-        """
+        """Seconds at best: messages hidden behind arithmetic, those of tensor parallelism excepted."""
         alone = self.seconds["compute"] + self.seconds["bubble"] + self.seconds["tensor"]
         return max(alone, self.seconds["data"] + self.seconds["pipeline"])
 
@@ -81,9 +79,7 @@ class Account(NamedTuple):
 
 
 def account(run: TrainingRun, cluster: Cluster, plan: Plan, global_batch: int) -> Account:
-    """The account of one plan for steps of `global_batch` sequences. Raises ValueError unless the plan
-    `divides`.
-    """
+    """The account of one plan for steps of `global_batch` sequences. ValueError unless the plan `divides`."""
     if not divides(run, cluster, plan, global_batch):
         raise ValueError(
             f"{plan} does not divide the model, a batch of {global_batch} or {cluster.gpus} GPUs"
@@ -96,14 +92,13 @@ def account(run: TrainingRun, cluster: Cluster, plan: Plan, global_batch: int) -
     seconds = {"compute": compute, "bubble": compute * idle / (1 - idle)}
     for name, (size, ranks) in _messages(run, plan, micro_batches).items():
         within = cluster.gpus <= cluster.per_node or ranks <= cluster.per_node
-        seconds[name] = size / (cluster.gpu.rates.link if within else cluster.network)
+        rate = cluster.gpu.rates.link if within else cluster.network
+        seconds[name] = size / rate
     return Account(plan, run.micro_batch, memory(run, plan, micro_batches), idle, seconds)
 
 
 def plans(run: TrainingRun, cluster: Cluster, global_batch: int) -> Iterator[Account]:
-    """The accounts of all plans that divide model, batch and cluster, with micro-batches of 1, 2, 4 and 8
-    sequences.
-    """
+    """Accounts of plans that divide model, batch and cluster; micro-batches have 1, 2, 4 or 8 sequences."""
     for tensor, micro_batch in product(divisors(cluster.per_node), (1, 2, 4, 8)):
         sized = run.replace(micro_batch=micro_batch)
         for pipeline, stage in product(divisors(cluster.gpus // tensor), (0, 1, 2, 3)):
@@ -119,22 +114,22 @@ def cheapest(
     allowed: Callable[[Plan], bool],
     overlapped: bool = False,
 ) -> Account | None:
-    """The plan `allowed` that fits the cards in the fewest seconds, `overlapped` or not, and bytes; None if
-    none.
-    """
-    found = (
-        one
-        for one in plans(run, cluster, global_batch)
-        if allowed(one.plan) and one.memory <= cluster.gpu.room
-    )
-    order = lambda one: (round(one.overlapped, 6) if overlapped else 0, round(one.total, 6), one.memory)  # noqa: E731
-    return min(found, key=order, default=None)
+    """The `allowed` plan that fits with the fewest seconds, `overlapped` or not, then bytes; None if none."""
+
+    def costs(one: Account) -> tuple[float, float, int]:
+        at_best = round(one.overlapped, 6) if overlapped else 0
+        return at_best, round(one.total, 6), one.memory
+
+    room = cluster.gpu.room
+    found = [one for one in plans(run, cluster, global_batch) if allowed(one.plan) and one.memory <= room]
+    return min(found, key=costs, default=None)
 
 
 def memory(run: TrainingRun, plan: Plan, micro_batches: int) -> int:
-    """Bytes on the fullest GPU: 16 a parameter, sharded as ZeRO has it, and kept activations; on the last
-    stage the two tensors of s·b·V numbers that the loss's backward makes, with ZeRO's stage 3 the block that
-    is gathered.
+    """Bytes on the fullest GPU: 16 per parameter, sharded as ZeRO has it, kept activations, and temporaries.
+
+    Temporaries are the two tensors of s·b·V numbers that the loss's backward makes on the last stage, and the
+    block that is gathered with ZeRO's stage 3.
 
     Tensor parallelism with sequence parallelism divides all of it by t (Korthikanti et al. 2022, section
     4.2.2).
@@ -152,9 +147,7 @@ def memory(run: TrainingRun, plan: Plan, micro_batches: int) -> int:
 
 
 def step_flops(run: TrainingRun, sequences: int) -> float:
-    """6·N for each token (Kaplan et al. 2020, section 2.1) and 12·s·h·L for attention; a third more if
-    recomputed.
-    """
+    """6·N per token (Kaplan et al. 2020, section 2.1), 12·s·h·L for attention; a third more if recomputed."""
     s, h, L = run.seq_len, run.model.hidden, run.model.layers
     step = sequences * s * (6 * run.model.active_parameters + 12 * s * h * L)
     return step * 4 / 3 if run.recompute == "full" else step
@@ -163,12 +156,17 @@ def step_flops(run: TrainingRun, sequences: int) -> float:
 def divides(run: TrainingRun, cluster: Cluster, plan: Plan, global_batch: int) -> bool:
     """True if a plan uses all GPUs, divides model and batch, and shards over several ranks."""
     model, t, p = run.model, plan.tensor, plan.pipeline
+    if plan.data == 1:
+        highest_stage = 0
+    elif p > 1:  # stages 2 and 3 would send for every micro-batch of a pipeline
+        highest_stage = 1
+    else:
+        highest_stage = 3
     return (
         plan.data * t * p == cluster.gpus
         and not (model.kv_heads % t or model.heads % t or model.ffn % t or model.layers % p)
         and global_batch % (plan.data * run.micro_batch) == 0
-        and plan.stage
-        <= (0 if plan.data == 1 else 1 if p > 1 else 3)  # not for every micro-batch of a pipeline
+        and plan.stage <= highest_stage
     )
 
 
@@ -177,14 +175,13 @@ def _messages(run: TrainingRun, plan: Plan, micro_batches: int) -> dict[str, tup
     passed = ELEMENT * run.seq_len * run.micro_batch * run.model.hidden
     # a block's all-reduces: 2 forward, 2 backward, 2 if run again
     joins = 6 if run.recompute == "full" else 4
-    tensor = (
-        micro_batches * (run.model.layers // plan.pipeline) * joins * all_reduce_bytes(passed, plan.tensor)
-    )
+    blocks = run.model.layers // plan.pipeline
+    tensor = micro_batches * blocks * joins * all_reduce_bytes(passed, plan.tensor)
     weights = ELEMENT * parameters_of(run.model, plan.pipeline, 0) // plan.tensor
     data = data_parallel_bytes(weights, weights, plan.data, plan.stage, micro_batches)
     pipeline = 2 * micro_batches * passed // plan.tensor if plan.pipeline > 1 else 0
     return {
         "tensor": (tensor, plan.tensor),
         "data": (data, plan.tensor * plan.data),
-        "pipeline": (pipeline, 10**9),
+        "pipeline": (pipeline, 10**9),  # between nodes, wherever there are several
     }

@@ -15,13 +15,11 @@ P, M, STAGE = 8, 24, 2
 def numbers() -> Iterator[Numbers]:
     known = {"P": P, "M": M}
     waits = bubble(P, M)
-    yield (
-        "the_bubble",
-        known | each(percent, bubble=waits, ratio=(P - 1) / M, naive=1 - 1 / P, one_more=P / (M + P)),
-    )
-    parts = each(
-        percent, bubble=bubble(2 * P, M), before=waits, doubled=2 * waits, micro_batches=bubble(P, 2 * M)
-    )
+    parts = each(percent, bubble=waits, ratio=(P - 1) / M, naive=1 - 1 / P, one_more=P / (M + P))
+    yield "the_bubble", known | parts
+    deeper = bubble(2 * P, M)
+    more = bubble(P, 2 * M)
+    parts = each(percent, bubble=deeper, before=waits, doubled=2 * waits, micro_batches=more)
     yield "twice_the_stages", known | {"longer": 2 * P} | parts
     kept, gpipe = (most_kept(schedule, P, M, STAGE) for schedule in ("1F1B", "GPipe"))
     counts = {"kept": kept, "gpipe": gpipe, "first": most_kept("1F1B", P, M, 0), "behind": STAGE + 1}
@@ -33,7 +31,6 @@ def numbers() -> Iterator[Numbers]:
     s, b, h, L = RUN.seq_len, RUN.micro_batch, RUN.model.hidden, RUN.model.layers
     stream = 2 * s * b * h
     weights = 2 * RUN.model.parameters // 4
-    sizes = each(
-        partial(format_bytes, unit="MB", digits=1), stream=stream, streams=stream * L, weights=weights
-    )
+    mb = partial(format_bytes, unit="MB", digits=1)
+    sizes = each(mb, stream=stream, streams=stream * L, weights=weights)
     yield "what_crosses_a_cut", {"b": b, "s": s} | sizes

@@ -1,5 +1,4 @@
-"""Simulate a model cut into p stages, and m micro-batches sent through it: who works, who waits, who keeps
-what.
+"""Simulate m micro-batches sent through a model cut into p stages: who works, who waits, who keeps what.
 
 Each stage does its works in an order, each as soon as what it needs has arrived: naive (the whole batch at
 once), GPipe (Huang et al. 2019: all forwards, then all backwards), 1F1B (Narayanan et al. 2021, section 2.2:
@@ -22,8 +21,7 @@ MOST_STAGES, MOST_MICRO_BATCHES = 64, 512
 
 @dataclass(frozen=True)
 class Work:
-    """A forward ("F") or a backward ("B") of one micro-batch (−1: of all at once) on one stage; both count
-    from 0.
+    """A forward ("F") or backward ("B") of one micro-batch (−1: all at once) on one stage; both count from 0.
 
     `version` counts the updates that its forward sees, `late` those between that forward and this backward.
     """
@@ -65,14 +63,15 @@ class Pipeline:
         return [f"{work.kind}{work.micro}" for work in self.of_stage(stage)]
 
     def kept(self, stage: int) -> list[tuple[float, int]]:
-        """(time, micro-batches whose activations the stage keeps from then on): one
-        more as a forward begins.
-        """
+        """(time, micro-batches whose activations are kept from then on): one more as a forward begins."""
         size = self.micro_batches if self.schedule == "naive" else 1
-        changes = [
-            (work.start, size) if work.kind == FORWARD else (work.end, -size) for work in self.of_stage(stage)
-        ]
-        # what is freed at a moment is free for what begins in it
+        changes: list[tuple[float, int]] = []
+        for work in self.of_stage(stage):
+            if work.kind == FORWARD:
+                changes.append((work.start, size))
+            else:
+                changes.append((work.end, -size))
+        # In order of time, at one moment frees first: what is freed is free for what begins then.
         times, steps = zip(*sorted(changes), strict=True)
         return list(zip((0.0, *times), accumulate(steps, initial=0), strict=True))
 
@@ -81,20 +80,18 @@ class Pipeline:
         return max(count for _, count in self.kept(stage))
 
     def versions(self, stage: int) -> int:
-        """Copies of its weights that the stage keeps at most: one for each version that a backward still
-        needs.
-        """
-        forwards = {work.micro: work for work in self.of_stage(stage) if work.kind == FORWARD}
-        backwards = {work.micro: work for work in self.of_stage(stage) if work.kind == BACKWARD}
-        return max(
-            len({f.version for micro, f in forwards.items() if f.start <= work.start < backwards[micro].end})
-            for work in self.of_stage(stage)
-        )
+        """Copies of its weights that the stage keeps at most: one per version that a backward still needs."""
+        works = self.of_stage(stage)
+        forwards = [work for work in works if work.kind == FORWARD]
+        ends = {work.micro: work.end for work in works if work.kind == BACKWARD}
+        most = 0
+        for now in (work.start for work in works):
+            in_flight = [work for work in forwards if work.start <= now < ends[work.micro]]
+            most = max(most, len({work.version for work in in_flight}))
+        return most
 
     def late(self, stage: int) -> int:
-        """Updates between a micro-batch's forward and its own update, at most: the
-        staleness of its gradient.
-        """
+        """Updates between a micro-batch's forward and its own update, at most: its gradient's staleness."""
         return max(work.late for work in self.of_stage(stage))
 
 
@@ -112,10 +109,8 @@ def simulate(
     named). Raises ValueError for an unknown schedule, and for sizes below 1 or too large to draw.
     """
     check_known("schedule", schedule, SCHEDULES)
-    for name, value, most in (
-        ("stages", stages, MOST_STAGES),
-        ("micro_batches", micro_batches, MOST_MICRO_BATCHES),
-    ):
+    sizes = (("stages", stages, MOST_STAGES), ("micro_batches", micro_batches, MOST_MICRO_BATCHES))
+    for name, value, most in sizes:
         if value not in range(1, most + 1):
             raise ValueError(f"{name} is {value!r}: a whole number from 1 to {most}")
     size = micro_batches if schedule == "naive" else 1
@@ -130,23 +125,24 @@ def order(schedule: str, stages: int, micro_batches: int, stage: int) -> list[tu
     every = [-1] if schedule == "naive" else range(micro_batches)
     ahead = most_kept(schedule, stages, micro_batches, stage)
     works = [(FORWARD, micro) for micro in every[:ahead]]
+    # Each backward frees the room for one more forward.
     for place, micro in enumerate(every):
-        works += [(BACKWARD, micro), *((FORWARD, later) for later in every[place + ahead :][:1])]
+        works.append((BACKWARD, micro))
+        if place + ahead < len(every):
+            works.append((FORWARD, every[place + ahead]))
     return works
 
 
 def bubble(stages: int, micro_batches: int) -> float:
-    """The part of the time that a stage waits, GPipe and 1F1B alike: (p − 1)/(m + p − 1) (Huang et al. 2019,
-    2.3).
-    """
+    """The part of the time that a stage waits in GPipe and 1F1B: (p−1)/(m+p−1) (Huang et al. 2019, 2.3)."""
     return (stages - 1) / (micro_batches + stages - 1)
 
 
 def most_kept(schedule: str, stages: int, micro_batches: int, stage: int) -> int:
-    """Micro-batches whose activations a stage keeps at most: all m, or no more than the stages from it to the
-    end.
-    """
-    return micro_batches if schedule in ("naive", "GPipe") else min(micro_batches, stages - stage)
+    """Micro-batches whose activations a stage keeps at most: all m, or one per stage from it to the end."""
+    if schedule in ("naive", "GPipe"):
+        return micro_batches
+    return min(micro_batches, stages - stage)
 
 
 def micro_batches_for(stages: int, most_idle: float) -> int:
@@ -157,21 +153,24 @@ def micro_batches_for(stages: int, most_idle: float) -> int:
 def _run(orders: list[list[tuple[str, int]]], units: list[dict[str, float]], updates: bool) -> list[Work]:
     """Let every stage do its works as early as its order and the others' results allow."""
     done: dict[tuple[str, int, int], Work] = {}
-    free = [0.0] * len(orders)
-    nexts = [0] * len(orders)
+    free = [0.0] * len(orders)  # when each stage has ended its last work
+    nexts = [0] * len(orders)  # the place of each stage's next work
+    # Round after round, each stage goes as far as the results that it needs have been computed.
     while len(done) < sum(map(len, orders)):
         for stage, works in enumerate(orders):
             while nexts[stage] < len(works):
                 kind, micro = works[nexts[stage]]
-                # whose result it takes: none at either end
+                # The stage whose result it takes; at either end there is none.
                 sender = stage - 1 if kind == FORWARD else stage + 1
                 needed = done.get((kind, sender, micro))
                 if sender in range(len(orders)) and not needed:
                     break
                 start = max(needed.end if needed else 0.0, free[stage])
-                updated = sum(earlier == BACKWARD for earlier, _ in works[: nexts[stage]]) if updates else 0
+                updated = 0
+                if updates:
+                    updated = sum(earlier == BACKWARD for earlier, _ in works[: nexts[stage]])
                 seen = done[FORWARD, stage, micro].version if kind == BACKWARD else updated
                 free[stage] = start + units[stage][kind]
-                nexts[stage] = nexts[stage] + 1
+                nexts[stage] += 1
                 done[kind, stage, micro] = Work(kind, stage, micro, start, free[stage], seen, updated - seen)
     return sorted(done.values(), key=lambda work: (work.start, work.stage))

@@ -1,6 +1,6 @@
-"""A pipeline with controls: schedule, stages, micro-batches, and how long a backward takes. For notebooks
-only.
-"""
+"""A pipeline with controls: schedule, stages, micro-batches, a backward's duration. For notebooks only."""
+
+from functools import partial
 
 import ipywidgets
 
@@ -11,30 +11,21 @@ from .schedules import SCHEDULES, Pipeline, bubble, simulate
 
 
 class PipelinePlayer(Explorable):
-    """A batch on its way through a pipeline, with controls; in the next cell, `.pipeline` is what has been
-    chosen.
-    """
+    """A batch on its way through a pipeline, with controls; afterwards `.pipeline` is what was chosen."""
 
     invitation = "A pipeline to drive: run this cell to use its sliders."
 
     def __init__(self, schedule: str = "GPipe", stages: int = 4, micro_batches: int = 8) -> None:
         simulate(schedule, stages, micro_batches)  # refuses what cannot be
-        sliders = {
-            name: ipywidgets.IntSlider(
-                min=1, max=most, value=value, description=words, style=STYLE, layout=LAYOUT
-            )
-            for name, most, value, words in (
-                ("stages", 8, stages, "stages"),
-                ("backward", 4, 2, "backward takes"),
-                (
-                    "micro_batches",
-                    24,
-                    micro_batches,
-                    "micro-batches",
-                ),  # more cannot be told apart in the picture
-            )
+        slider = partial(ipywidgets.IntSlider, min=1, style=STYLE, layout=LAYOUT)
+        controls = {
+            "schedule": dropdown("schedule", SCHEDULES, schedule),
+            "stages": slider(max=8, value=stages, description="stages"),
+            "backward": slider(max=4, value=2, description="backward takes"),
+            # More than 24 cannot be told apart in the picture.
+            "micro_batches": slider(max=24, value=micro_batches, description="micro-batches"),
         }
-        super().__init__({"schedule": dropdown("schedule", SCHEDULES, schedule), **sliders})
+        super().__init__(controls)
 
     @property
     def pipeline(self) -> Pipeline:

@@ -15,29 +15,27 @@ from torch.nn.functional import cross_entropy
 from ... import GPUS, TrainingRun, arrange, estimate, measure
 from ...estimating.step_time import lost_seconds
 from ...interactive.feedback import call, call_for_effect, exercise, expect, fail
+from ...measurement import Measurement
 from ...measuring.on_gpu import on_new_gpu
 from ...planning.twin import SAFETY, unsupported
 from ...units import MB, MiB, format_bytes
 from ..shared.judging import same, seeded
 from .detective import CAUSES, Evidence, broken
 
-# ------------------------------------------------------------------------------------------ 14.1:
-# largest_micro_batch
+# --------------------------------------------------------------------------------------------------
+# 14.1: largest_micro_batch
 SEARCHES = ((64, 330, 32), (100, 370, 50), (48, 900, 48), (3, 25, None), (128, 330, 32))
-"""First size, MB on the card, and the largest size that fits. 128: each refers to itself. 3: none can be
-built.
-"""
+"""First size, MB on the card, the largest size that fits. 128: it refers to itself; 3: none can be built."""
 
 WORKSPACES = 20 * MB  # cuBLAS keeps two, which take less
 
 
 class Trainings:
-    """Builds trainings on the GPU, and notes for which sizes, and what was alive there
-    when each one began.
-    """
+    """Builds trainings on the GPU, and notes each one's size and what was alive there when it began."""
 
     def __init__(self, cycle: bool = False, error: Exception | None = None) -> None:
-        self.cycle, self.error = cycle, error
+        self.cycle = cycle
+        self.error = error
         self.sizes = list[Any]()
         self.alive = list[int]()
 
@@ -102,10 +100,11 @@ def largest_micro_batch(answer: Any) -> None:
         card = f"From {start} on a card of {room} MB:"
         cycle = "the training refers to itself. What frees such a cycle once names and error are gone?"
         held = (
-            "an attempt is still alive when the next begins. Who refers to it: a name, or an error's"
-            " traceback?"
+            "an attempt is still alive when the next begins. "
+            "Who refers to it: a name, or an error's traceback?"
         )
-        expect(max(trainings.alive, default=0) <= 0, f"{card} {cycle if start == 128 else held}")
+        why = cycle if start == 128 else held
+        expect(max(trainings.alive, default=0) <= 0, f"{card} {why}")
         expect(
             left <= 0,
             f"{card} a training is still alive after you return. Which name outlives your function?",
@@ -113,7 +112,8 @@ def largest_micro_batch(answer: Any) -> None:
         states = "the first step fits, but the second would not. When do the optimizer's states appear?"
         expect(not (right and got == 2 * right), f"{card} {states}")
         expect(right or got is None, f"{card} not even one sequence fits. In that case return None.")
-        sizes = [start >> halved for halved in range(start.bit_length()) if start >> halved >= (right or 1)]
+        halves = [start >> times for times in range(start.bit_length())]
+        sizes = [size for size in halves if size >= (right or 1)]
         expect(trainings.sizes == sizes, f"{card} try start, then half of it, then half of that, down to 1.")
         expect(got == right, f"{card} you do not return the size that ran.")
     with small_card(900):
@@ -134,8 +134,8 @@ def largest_micro_batch(answer: Any) -> None:
                 fail(f"{kind} you go on. Which type of error means that the GPU is full?")
 
 
-# ------------------------------------------------------------------------------------------------- 14.2:
-# fitting_step
+# --------------------------------------------------------------------------------------------------
+# 14.2: fitting_step
 BOUND = 160 * MB
 FORMATS = {"mm": "bfloat16", "addmm": "bfloat16", "bmm": "bfloat16", "nll_loss_forward": "float32"}
 """Those under autocast: of products, and of what `cross_entropy` adds up, as its log-softmax is not."""
@@ -174,8 +174,9 @@ def plain_step(
 def stepped(
     step: Callable[..., object], b: int, s: int
 ) -> tuple[list[list[Any]], SmallTransformer, list[int]]:
-    """The gradients with which the optimizer steps, each time, the model, and how many tokens of a sequence
-    its first block sees; in fp64, which autocast leaves alone.
+    """The gradients of each optimizer step, the model, and the tokens per sequence that its first block sees.
+
+    All in fp64, which autocast leaves alone.
     """
     with seeded():
         model = SmallTransformer(11, 8, 2).double()
@@ -184,11 +185,11 @@ def stepped(
     lengths = list[int]()
     model.blocks[0].register_forward_pre_hook(lambda _, given: lengths.append(given[0].shape[1]))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer.register_step_pre_hook(
-        lambda *_: found.append(
-            [None if one.grad is None else one.grad.clone() for one in model.parameters()]
-        )
-    )
+
+    def note_gradients(*_: Any) -> None:
+        found.append([None if one.grad is None else one.grad.clone() for one in model.parameters()])
+
+    optimizer.register_step_pre_hook(note_gradients)
     for _ in range(2):
         step(model, optimizer, batch)
     return found, model, lengths
@@ -212,16 +213,15 @@ def fitting_step(answer: Any) -> None:
     for b, s in ((7, 307), (5, 13), (1, 1)):
         got, model, lengths = stepped(asked, b, s)
         as_it_was = _parts(model) == _parts(SmallTransformer(11, 8, 2).double())
-        expect(
-            as_it_was,
-            "Your step changes the model: its modules are wrapped, or its weights are in another format.",
+        changed = (
+            "Your step changes the model: its modules are wrapped, or its weights are in another format."
         )
+        expect(as_it_was, changed)
         sizes = f"With {b} sequences of {s}:"
         expect(len(got) == 2, f"{sizes} {len(got) / 2:g} optimizer steps for one batch. Take exactly one.")
-        cut = (
-            f"{sizes} blocks see {min(lengths, default=s)} tokens of a sequence. What does a token attend to?"
-        )
-        expect(min(lengths, default=s) >= s, cut)
+        shortest = min(lengths, default=s)
+        cut = f"{sizes} blocks see {shortest} tokens of a sequence. What does a token attend to?"
+        expect(shortest >= s, cut)
         _expect_gradients(got, plain_gradients(b, s), sizes)
     kept = any(one.grad is not None for one in model.parameters())
     model = SmallTransformer()
@@ -229,29 +229,28 @@ def fitting_step(answer: Any) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     found = measure(step=asked, model=model, optimizer=optimizer, batch=batch, source="simulated")
     made = {(one.operation, one.dtype) for one in found.allocations if one.operation in FORMATS}
-    where = ", ".join(
-        f"{operation} in {dtype}" for operation, dtype in sorted(made) if dtype != FORMATS[operation]
-    )
+    other = [(operation, dtype) for operation, dtype in sorted(made) if dtype != FORMATS[operation]]
+    where = ", ".join(f"{operation} in {dtype}" for operation, dtype in other)
     expect(not where, f"You compute something outside bf16 autocast, which is another recipe: {where}.")
     if found.peak > BOUND:
-        logits = [one.bytes for one in found.alive_at(found.peak_event) if one.shape[-1:] == (8000,)]
-        why = (
-            "The blocks' activations fill it. Of how many sequences, and must all of them wait for backward?"
-        )
-        if max(logits, default=0) > 9 * MB:
-            why = (
-                "Logits are among the largest tensors there. For how many tokens at a time do you compute"
-                " them?"
-            )
-        elif sum(logits) > 20 * MB:
-            why = (
-                "All pieces of the loss keep their logits for backward. Must they, or can you compute them"
-                " again?"
-            )
-        elif kept:
-            why = "Gradients are alive in forward. How long do you need those of the last step?"
         over = f"{format_bytes(found.peak - BOUND, 'MB', 0)} too high, in {found.peak_phase}"
-        fail(f"The gradient is right. The peak is {over}. {why}")
+        fail(f"The gradient is right. The peak is {over}. {_fills_peak(found, kept)}")
+
+
+def _fills_peak(found: Measurement, gradients_kept: bool) -> str:
+    """What a step's peak most likely consists of, and a question about it."""
+    logits = [one.bytes for one in found.alive_at(found.peak_event) if one.shape[-1:] == (8000,)]
+    if max(logits, default=0) > 9 * MB:
+        return (
+            "Logits are among the largest tensors there. For how many tokens at a time do you compute them?"
+        )
+    if sum(logits) > 20 * MB:
+        return (
+            "All pieces of the loss keep their logits for backward. Must they, or can you compute them again?"
+        )
+    if gradients_kept:
+        return "Gradients are alive in forward. How long do you need those of the last step?"
+    return "The blocks' activations fill it. Of how many sequences, and must all of them wait for backward?"
 
 
 def _expect_gradients(got: list[list[Any]], right: list[list[Any]], sizes: str) -> None:
@@ -260,20 +259,19 @@ def _expect_gradients(got: list[list[Any]], right: list[list[Any]], sizes: str) 
         return
     expect(None not in got[0], f"{sizes} a weight has no gradient.")
     mine, wanted = (torch.cat([one.flatten() for one in ones]) for ones in (got[0], right[0]))
+    # The same direction and another length: only the divisor is wrong.
     straight = torch.cosine_similarity(mine, wanted, dim=0) > 1 - 1e-9
     by = (mine.norm() / wanted.norm()).item()
-    expect(
-        not straight,
-        f"{sizes} the gradient is {by:.3g} times as long as plain_step's. What do you divide by?",
-    )
+    longer = f"{sizes} the gradient is {by:.3g} times as long as plain_step's. What do you divide by?"
+    expect(not straight, longer)
     fail(
-        f"{sizes} some tokens count more than others, or not at all. Are all pieces equally long? "
-        "Do their gradients add up?"
+        f"{sizes} some tokens count more than others, or not at all. "
+        "Are all pieces equally long? Do their gradients add up?"
     )
 
 
-# ------------------------------------------------------------------------------------------------------ 14.3:
-# on_a_v100
+# --------------------------------------------------------------------------------------------------
+# 14.3: on_a_v100
 V100 = GPUS["V100-16GB"]
 ASKED = TrainingRun("gpt2-large", 48, 1024, "amp-fp16", attention="efficient")
 
@@ -301,14 +299,12 @@ def on_a_v100(answer: Any) -> None:
     over = format_bytes(peak - round(V100.room / SAFETY), "GB", 2)
     expect(peak * SAFETY <= V100.room, f"Your plan needs {over} more than the card's room with the reserve.")
     share = lost_seconds(run, V100) / arrange(ASKED, V100).path[-1].lost
-    expect(
-        share <= 1.1,
-        f"Your plan fits, but loses {share:.2f} times the time of `fit`'s plan. What costs most?",
-    )
+    slow = f"Your plan fits, but loses {share:.2f} times the time of `fit`'s plan. What costs most?"
+    expect(share <= 1.1, slow)
 
 
-# ----------------------------------------------------------------------------------------------------- 14.4:
-# diagnose
+# --------------------------------------------------------------------------------------------------
+# 14.4: diagnose
 HIDDEN = tomllib.loads(Path(__file__).with_name("hidden.toml").read_text(encoding="utf-8"))
 BROKEN: tuple[tuple[str, str, int], ...] = tuple(
     (cause, run, size * MiB) for cause, run, size in HIDDEN["cases"]
@@ -328,13 +324,16 @@ def diagnose(answer: Any) -> None:
         got.append(call(answer, seen[-1], returns=str))
     unknown = {*got} - {*CAUSES}
     expect(not unknown, f"You return {', '.join(map(repr, unknown))}, not one of {', '.join(CAUSES)}.")
-    wrong = [
-        (one, cause, mine) for one, (cause, *_), mine in zip(seen, BROKEN, got, strict=True) if mine != cause
-    ]
-    for mistake in HIDDEN["mistakes"] if wrong else ():
-        causes = mistake.get("causes", CAUSES)
+    causes = [cause for cause, _, _ in BROKEN]
+    answered = zip(seen, causes, got, strict=True)
+    wrong = [(one, cause, mine) for one, cause, mine in answered if mine != cause]
+    if not wrong:
+        return
+    for mistake in HIDDEN["mistakes"]:
+        confused = mistake.get("causes", CAUSES)
         named = mistake.get("named", CAUSES)
-        expect(not all(cause in causes and mine in named for _, cause, mine in wrong), mistake["says"])
-    for one, _, mine in wrong:
-        where = f"{one.when}, a request of {format_bytes(one.requested)}"
-        fail(f"A run failed in {where}. The cause was not {mine!r}. Which clue made you say so?")
+        explains_all = all(cause in confused and mine in named for _, cause, mine in wrong)
+        expect(not explains_all, mistake["says"])
+    one, _, mine = wrong[0]
+    where = f"{one.when}, a request of {format_bytes(one.requested)}"
+    fail(f"A run failed in {where}. The cause was not {mine!r}. Which clue made you say so?")

@@ -20,7 +20,7 @@ from ...measuring.simulated import availability
 from ...units import GiB, MiB
 
 WORDS = tomllib.loads(Path(__file__).with_name("causes.toml").read_text(encoding="utf-8"))
-# of death, by the name to answer with
+# Causes of death, by the name to answer with.
 CAUSES: dict[str, str] = {name: words["is"] for name, words in WORDS.items()}
 
 
@@ -54,9 +54,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Case:
-    """A broken run: what its owner says of it, the message, the evidence, and the
-    timeline up to the failure.
-    """
+    """A broken run: what its owner says of it, the message, the evidence, the timeline up to the failure."""
 
     told: str
     message: str
@@ -67,15 +65,15 @@ class Case:
 def broken_runs() -> dict[str, TrainingRun]:
     """The runs behind the cases, by what they are broken by; the others are `PROGRAMS`."""
     gpt2 = TrainingRun("gpt2", 16, 1024)
+    # requests above b·a·s², no multiples of it
+    short = gpt2.replace(micro_batch=40, seq_len=320)
     return {
         "loss": gpt2.replace(recompute="full"),
         "states": TrainingRun("gpt2-medium", 1, 512),
         "attention": gpt2.replace(micro_batch=4, attention="eager"),
         "fragmentation": gpt2.replace(micro_batch=8, seq_len=512),
         "activations": gpt2,
-        "short sequences": gpt2.replace(
-            micro_batch=40, seq_len=320
-        ),  # requests above b·a·s², no multiples of it
+        "short sequences": short,
     }
 
 
@@ -84,7 +82,7 @@ ORDER = (  # the six cases: the run, and the memory for tensors on its card
     ("fragmentation", 6 * GiB), ("activations", 6 * GiB),
 )  # fmt: skip
 WIDTH, LAYERS = 512, 6
-# rows of the batch that is too much
+# Rows of the batch that is too much.
 PROGRAMS = {"graphs": 1024, "graphs of few rows": 256, "a long batch": 16 * 1024}
 
 
@@ -105,11 +103,12 @@ def broken(name: str, capacity: int) -> Case:
     end = len(replayed)
     assert failure is not None, "it fits"
     marks = [mark for mark in measured.timeline.marks if mark.event <= end]
+    # Backwards, so that the first mark of each step stays.
     starts = {mark.step: replayed.allocated[mark.event - 1] for mark in reversed(marks)}
     alive = MemoryBreakdown({kind: curve[end - 1] for kind, curve in measured.timeline.curves().items()})
     if run is None:
         rows = PROGRAMS[name]
-        size = f"{LAYERS} layers, {PROGRAMS[name]:,} rows of {WIDTH} numbers"
+        size = f"{LAYERS} layers, {rows:,} rows of {WIDTH} numbers"
         told = f"“A plain network of {size}, fp32, AdamW. The first steps worked.”"
         sizes = [LAYERS * (WIDTH + 1) * WIDTH, rows, 1, 0, 0]
     else:
@@ -135,7 +134,12 @@ def _measured(name: str) -> Measurement:
         return measure(broken_runs()[name], source="simulated")
     model = perceptron()
     source = "simulated" if availability()[0] else "cpu"
-    step, rows = (lengthening(), 1024) if name == "a long batch" else (leaking(), PROGRAMS[name])
+    if name == "a long batch":
+        step = lengthening()
+        rows = 1024
+    else:
+        step = leaking()
+        rows = PROGRAMS[name]
     optimizer = torch.optim.AdamW(model.parameters())
     batch = torch.zeros(rows, WIDTH)
     return measure(step=step, model=model, optimizer=optimizer, batch=batch, source=source, steps=8)
@@ -183,9 +187,11 @@ def leaking() -> Any:
 def lengthening() -> Any:
     """A training step whose fourth batch is 16 times as long."""
     steps = count(1)
-    return lambda model, optimizer, batch: trained(
-        model, optimizer, batch.repeat(16, 1) if next(steps) == 4 else batch
-    )
+
+    def train(model: Any, optimizer: Any, batch: Any) -> Any:
+        return trained(model, optimizer, batch.repeat(16, 1) if next(steps) == 4 else batch)
+
+    return train
 
 
 def trained(model: Any, optimizer: Any, batch: Any) -> Any:

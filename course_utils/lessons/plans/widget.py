@@ -9,9 +9,7 @@ from .detective import CAUSES, ORDER, WORDS, Case, case
 
 
 class Detective(Explorable):
-    """The six cases with their evidence, and a list of causes to choose from; `.solved`
-    are those got right.
-    """
+    """The six cases, their evidence, and a list of causes to choose from; `.solved` are those got right."""
 
     invitation = "Six runs that ran out of memory: run this cell to diagnose them."
 
@@ -40,7 +38,8 @@ class Detective(Explorable):
             verdict = f"<b>✗ No.</b> {escape(against(cause, found))} "
         score = f"{verdict}Solved: {len(self.solved)} of {len(ORDER)}."
         title = f"Case {number}: out of memory in {found.evidence.when}"
-        figure = timeline(found.measured, title, unit="GB" if found.measured.peak > 10**9 else "MB")
+        unit = "GB" if found.measured.peak > 10**9 else "MB"
+        figure = timeline(found.measured, title, unit=unit)
         return figure, f"{escape(found.told)}<br><code>{escape(found.message)}</code><br>{score}"
 
 
