@@ -401,10 +401,10 @@ def both_ways(mib):
 mib = 2  # change this
 results = run_ranks(both_ways, world_size=2, mib=mib)[0]
 for views, found in zip((False, True), results, strict=True):
-    total, estimated = sum(found["buckets"]), 12 * 513 * 512 * 4
-    gap = plus_minus(estimated - total)
+    count, total = len(found["buckets"]), sum(found["buckets"])
+    gap = plus_minus(12 * 513 * 512 * 4 - total)
     print(
-        f"views {views!s:5}: {len(found['buckets'])} buckets, {total:,} bytes, the gap {gap} bytes; "
+        f"views {views!s:5}: {count} buckets, {total:,} bytes, the gap {gap} bytes; "
         f"gradients outside of buckets {found['gradients outside']:,} bytes"
     )
 kept = estimate(xl.replace(world_size=8))["communication"]

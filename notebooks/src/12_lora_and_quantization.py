@@ -94,21 +94,18 @@ class Lora(nn.Module):
 
 # %%
 torch.manual_seed(0)
-base, x = nn.Linear(64, 48), torch.randn(10, 64)
+base = nn.Linear(64, 48)
+x = torch.randn(10, 64)
 layer = Lora(base, r=4, alpha=8)  # change this
-print(
-    "before the first step: "
-    f"{(layer(x) - base(x)).abs().max():.5f} away from the old layer, expected 0"
-)
+off = (layer(x) - base(x)).abs().max()
+print(f"before the first step: {off:.5f} away from the old layer, expected 0")
 
 nn.init.normal_(layer.B)  # as if B had learned something
 merged = base.weight + layer.scale * layer.B @ layer.A
 off = (layer(x) - nn.functional.linear(x, merged, base.bias)).abs().max()
 print(f"merged into one weight: {off:.4f} away from the two paths, expected 0")
-print(
-    "rank of the difference:",
-    torch.linalg.matrix_rank((merged - base.weight).detach(), rtol=1e-4).item(),
-)
+rank = torch.linalg.matrix_rank((merged - base.weight).detach(), rtol=1e-4)
+print("rank of the difference:", rank.item())
 
 # %% [markdown]
 # *Merging* replaces W by W + B·A·alpha/r, of the same size. So LoRA costs nothing after training. Change r to 64: which
@@ -128,20 +125,15 @@ predict("12.factors", unit="of two")
 # Lecture slides write ΔW = A·Bᵀ, with B zero and on the *input's* side. Measure four ways to start:
 
 # %%
-starts = {
-    "paper: B·A, B zero": (0, 1),
-    "slides: A·Bᵀ, B zero": (1, 0),
-    "both zero": (0, 0),
-    "both Gaussian": (1, 1),
-}
-G, sizes = torch.randn(48, 64), {}
+starts = {"paper: B·A, B zero": (0, 1), "slides: A·Bᵀ, B zero": (1, 0)}
+starts |= {"both zero": (0, 0), "both Gaussian": (1, 1)}
+G = torch.randn(48, 64)
+sizes = {}
 for name, (out_side, in_side) in starts.items():
-    left = (
-        out_side * torch.randn(48, 4)
-    ).requires_grad_()  # on the output side: the paper's B, the slides' A
-    right = (
-        in_side * torch.randn(4, 64)
-    ).requires_grad_()  # on the input side: the paper's A, the slides' Bᵀ
+    # on the output side: the paper's B, the slides' A
+    left = (out_side * torch.randn(48, 4)).requires_grad_()
+    # on the input side: the paper's A, the slides' Bᵀ
+    right = (in_side * torch.randn(4, 64)).requires_grad_()
     difference = left @ right
     (G * difference).sum().backward()
     sizes[name] = [left.grad.norm().item(), right.grad.norm().item()]
@@ -190,10 +182,10 @@ with on_gpu():
         layers = nn.Sequential(*[nn.Linear(2048, 2048, device="cuda") for _ in range(4)])
         if name == "LoRA":
             add_lora(layers, r, alpha=r)
-        optimizer = torch.optim.AdamW(
-            [weight for weight in layers.parameters() if weight.requires_grad], lr=1e-4
-        )
-        weights, loss = torch.cuda.memory_allocated() - empty, layers(x).square().mean()
+        learned = [weight for weight in layers.parameters() if weight.requires_grad]
+        optimizer = torch.optim.AdamW(learned, lr=1e-4)
+        weights = torch.cuda.memory_allocated() - empty
+        loss = layers(x).square().mean()
         kept = torch.cuda.memory_allocated() - empty - weights
         loss.backward()
         optimizer.step()
@@ -202,7 +194,7 @@ with on_gpu():
             f"{name:11s} weights {weights / 1e6:.0f} MB, activations {kept / 1e6:.0f} MB, "
             f"gradients and states {held / 1e6:.0f} MB"
         )
-        del layers, optimizer, loss
+        del layers, learned, optimizer, loss
 
 # %% [markdown]
 # Change 4096 to 256: which of the three is largest? Now GPT-2, with `measure`:
@@ -226,10 +218,10 @@ stack(measured, "LoRA removes the optimizer states; the activations stay", prove
 kept = {name: one.moments["after loss"]["activations"] for name, one in measured.items()}
 for name, run in runs.items():
     peak = measured[name].peak
+    gap = plus_minus(estimate(run).total - peak)
     print(
         f"{name:21s} activations {format_bytes(kept[name], 'MB', 0)}, "
-        f"peak {format_bytes(peak, 'GB', 2)}, estimate − {measured[name].word}: "
-        f"{plus_minus(estimate(run).total - peak)} bytes"
+        f"peak {format_bytes(peak, 'GB', 2)}, estimate − {measured[name].word}: {gap} bytes"
     )
 reveal("12.activations", 100 * (1 - kept["LoRA on all matrices"] / kept["all weights"]), unit="%")
 
@@ -237,7 +229,8 @@ reveal("12.activations", 100 * (1 - kept["LoRA on all matrices"] / kept["all wei
 # **The gap** is 0: both sides count tensors. But why do the activations stay? Ask a layer, with lesson 05's hooks.
 
 # %%
-x, layers = torch.randn(2048, 768, requires_grad=True), {"plain": nn.Linear(768, 768)}
+x = torch.randn(2048, 768, requires_grad=True)
+layers = {"plain": nn.Linear(768, 768)}
 layers["frozen"] = nn.Linear(768, 768).requires_grad_(False)
 layers["frozen, with LoRA"] = Lora(nn.Linear(768, 768), r=8, alpha=8)
 
@@ -266,7 +259,8 @@ for name, layer in layers.items():
 rank = 8  # change this
 for b, s in ((1, 128), (4, 512), (32, 1024)):
     run = full.replace(micro_batch=b, seq_len=s)
-    whole, thin = estimate(run).total, estimate(run.replace(lora_rank=rank)).total
+    whole = estimate(run).total
+    thin = estimate(run.replace(lora_rank=rank)).total
     print(
         f"GPT-2, {b:2d} × {s:5,} tokens: all weights {whole / 1e9:5.2f} GB, "
         f"LoRA {thin / 1e9:5.2f} GB: {whole / thin:.1f} times less"
@@ -277,11 +271,8 @@ for b, s in ((1, 128), (4, 512), (32, 1024)):
 
 # %%
 gpt3 = PRESETS["gpt3-175b"].parameters
-for recipe, each in {
-    "only 16-bit weights": 2,
-    "all four in 16 bits": 8,
-    "with fp32 copy and moments": 16,
-}.items():
+recipes = {"only 16-bit weights": 2, "all four in 16 bits": 8, "with fp32 copy and moments": 16}
+for recipe, each in recipes.items():
     print(
         f"{recipe:26s} {each:2d} bytes: "
         f"{each * gpt3 / 1e9:5,.0f} GB = {each * gpt3 / 2**40:.2f} TiB"
@@ -312,7 +303,8 @@ from course_utils.networks import build_network
 flops = {}
 for rank in (0, 8, 64):
     with torch.device("meta"):
-        network, tokens = build_network(full.model, "eager"), torch.zeros(1, 512, dtype=torch.long)
+        network = build_network(full.model, "eager")
+        tokens = torch.zeros(1, 512, dtype=torch.long)
     if rank:
         network.requires_grad_(False)
         add_lora(network.blocks, rank, alpha=rank)
@@ -353,9 +345,8 @@ from course_utils.lessons.shared.language_model import batches, corpus, language
 
 
 def train(model, text, rate, steps=100, after_step=None):
-    optimizer = torch.optim.AdamW(
-        [weight for weight in model.parameters() if weight.requires_grad], lr=rate
-    )
+    learned = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(learned, lr=rate)
     if after_step:
         optimizer.register_step_post_hook(after_step)
     for tokens, targets in batches(steps, seed=0, text=text):
@@ -385,13 +376,10 @@ def fine_tune(rank, rate, base=pretrained):
 
 # %% tags=["nbval-ignore-output"]
 waits_for("12.won")
-# change this
-tuned = {
-    rank: fine_tune(rank, rate) for rank, rate in ((0, 3e-3), (2, 1e-2), (8, 1e-2), (32, 1e-2))
-}
-new, old = (
-    {rank: mean_loss(one, text) for rank, one in tuned.items()} for text in (sonnets(), corpus())
-)
+rates = {0: 3e-3, 2: 1e-2, 8: 1e-2, 32: 1e-2}  # change this
+tuned = {rank: fine_tune(rank, rate) for rank, rate in rates.items()}
+new = {rank: mean_loss(one, sonnets()) for rank, one in tuned.items()}
+old = {rank: mean_loss(one, corpus()) for rank, one in tuned.items()}
 won = {rank: 100 * (before["new"] - new[rank]) / (before["new"] - new[0]) for rank in tuned}
 for rank, one in tuned.items():
     learn = sum(weight.numel() for weight in one.parameters() if weight.requires_grad)
@@ -416,10 +404,8 @@ reveal("12.won", round(won[8], -1), unit="%")
 print(f"η·√(r/n_in) for rank 8, 64 inputs: {(8 / 64) ** 0.5:.2f} · η")
 for rank, rates in ((0, (1e-3, 3e-3, 1e-2)), (8, (3e-3, 1e-2, 3e-2))):
     losses = {rate: mean_loss(fine_tune(rank, rate), sonnets()) for rate in rates}
-    print(
-        f"rank {rank}:",
-        ", ".join(f"{loss:.2f} at a rate of {rate:g}" for rate, loss in losses.items()),
-    )
+    shown = ", ".join(f"{loss:.2f} at a rate of {rate:g}" for rate, loss in losses.items())
+    print(f"rank {rank}:", shown)
 
 # %% [markdown]
 # And with a fixed alpha, as Hu et al. have it? Then the first step moves ΔW by
@@ -431,7 +417,8 @@ for rank, rates in ((0, (1e-3, 3e-3, 1e-2)), (8, (3e-3, 1e-2, 3e-2))):
 
 # %%
 torch.manual_seed(0)
-eta, alpha, x = 1e-4, 16, torch.randn(512, 1024)
+eta, alpha = 1e-4, 16
+x = torch.randn(512, 1024)
 for r in (4, 16, 64, 256):  # change this
     moved = []
     for scale in (alpha / r, alpha / r**0.5):
@@ -462,14 +449,11 @@ with torch.no_grad():
             if isinstance(layer, Lora):
                 layer.base.weight += layer.scale * layer.B @ layer.A
                 setattr(parent, name, layer.base)
-count = [
-    sum(weight.numel() for weight in one.parameters()) for one in (pretrained, tuned[8], plain)
-]
+models = (pretrained, tuned[8], plain)
+count = [sum(weight.numel() for weight in one.parameters()) for one in models]
 print("parameters of the model, with LoRA, merged:", *count)
-print(
-    "loss on the sonnets, merged minus LoRA: "
-    f"{abs(mean_loss(plain, sonnets()) - new[8]):.3f}, expected 0"
-)
+apart = abs(mean_loss(plain, sonnets()) - new[8])
+print(f"loss on the sonnets, merged minus LoRA: {apart:.3f}, expected 0")
 
 # %% [markdown]
 # ## Round to a grid
@@ -524,7 +508,8 @@ for bits in (2, 3, 4, 5, 6, 8):
     )
 
 # %%
-four_bits, eight_bits = error(weight, absmax(weight, 4)), error(weight, absmax(weight, 8))
+four_bits = error(weight, absmax(weight, 4))
+eight_bits = error(weight, absmax(weight, 8))
 reveal("12.bit", round((four_bits / eight_bits) ** (1 / 4), 1), unit="times")
 
 # %% [markdown]
@@ -534,8 +519,10 @@ reveal("12.bit", round((four_bits / eight_bits) ** (1 / 4), 1), unit="times")
 # weight. Scales help most against outliers. Make one weight 30 times as large:
 
 # %% tags=["nbval-ignore-output"]
-spoiled, others = weight.clone(), torch.ones_like(weight, dtype=torch.bool)
-spoiled[5, 5], others[5, 5] = 30 * weight.abs().max(), False
+spoiled = weight.clone()
+spoiled[5, 5] = 30 * weight.abs().max()
+others = torch.ones_like(weight, dtype=torch.bool)
+others[5, 5] = False
 for name, group in {"one scale": None, "each row": 64, "blocks of 32": 32}.items():
     zeros = (absmax(spoiled, 8, group)[others] == 0).float().mean().item()
     print(f"{name:13s} {zeros:3.0%} of the other weights become zero in 8 bits")
@@ -564,10 +551,8 @@ with on_gpu():
     linear = nn.Linear(4096, 4096, device="cuda", dtype=torch.bfloat16)
     before_it = torch.cuda.memory_allocated()
     in_int8 = Int8Linear(linear)
-    print(
-        f"in bf16 {linear.weight.nbytes / 1e6:.2f} MB, "
-        f"in int8 {(torch.cuda.memory_allocated() - before_it) / 1e6:.2f}"
-    )
+    held = torch.cuda.memory_allocated() - before_it
+    print(f"in bf16 {linear.weight.nbytes / 1e6:.2f} MB, in int8 {held / 1e6:.2f}")
 
 # %% [markdown]
 # In training, the saving is gone: backward needs W for dL/dx, so autograd keeps the 16-bit W that forward made. Lesson
@@ -578,15 +563,13 @@ from torch.utils.checkpoint import checkpoint
 
 with on_gpu():
     x = torch.randn(512, 4096, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    for name, run in {
-        "plain": in_int8,
-        "checkpoint": lambda x: checkpoint(in_int8, x, use_reentrant=False),
-    }.items():
+    ways = {"plain": in_int8}
+    ways["checkpoint"] = lambda x: checkpoint(in_int8, x, use_reentrant=False)
+    for name, run in ways.items():
         before_it = torch.cuda.memory_allocated()
         y = run(x)
-        print(
-            f"{name:10s} keeps {(torch.cuda.memory_allocated() - before_it - y.nbytes) / 1e6:.1f} MB for backward"
-        )
+        held = torch.cuda.memory_allocated() - before_it - y.nbytes
+        print(f"{name:10s} keeps {held / 1e6:.1f} MB for backward")
         del y
 
 # %% [markdown]
@@ -606,7 +589,8 @@ for bits in (4, 8):
     scale = (activation.max() - activation.min()) / (2**bits - 1)
     z = (-activation.min() / scale).round()
     codes = (activation / scale + z).round().clamp(0, 2**bits - 1)
-    one, other = error(activation, absmax(activation, bits)), error(activation, (codes - z) * scale)
+    one = error(activation, absmax(activation, bits))
+    other = error(activation, (codes - z) * scale)
     step = activation.abs().max() / (2 ** (bits - 1) - 1)
     small = (activation.abs() < step / 2).float().mean().item()
     print(
@@ -626,9 +610,8 @@ for bits in (4, 8):
 # 2023](https://arxiv.org/abs/2305.14314), section 3).
 
 # %%
-end = (
-    1 / 32 + 1 / 30
-) / 2  # half a step from the end: the mean of 1/32 (16 values) and 1/30 (15 values)
+# half a step from the end: the mean of 1/32 (16 values) and 1/30 (15 values)
+end = (1 / 32 + 1 / 30) / 2
 below, above = torch.linspace(end, 0.5, 8), torch.linspace(0.5, 1 - end, 9)[1:]
 quantiles = torch.special.ndtri(torch.cat([below, above]))
 nf4 = quantiles / quantiles[-1]
@@ -639,12 +622,10 @@ from course_utils.lessons.lora.figures import code_picture
 
 blocks = weight.reshape(-1, 64)
 scaled = (blocks / blocks.abs().amax(dim=1, keepdim=True)).flatten().tolist()
-code_picture(
-    scaled,
-    {"absmax, 4 bits": [k / 7 for k in range(-7, 8)], "NF4": nf4.tolist()},
-    "NF4 puts its values where the weights are",
-    provenance="a matrix of a model trained on this CPU, in blocks of 64",
-)
+codes = {"absmax, 4 bits": [k / 7 for k in range(-7, 8)], "NF4": nf4.tolist()}
+title = "NF4 puts its values where the weights are"
+source = "a matrix of a model trained on this CPU, in blocks of 64"
+code_picture(scaled, codes, title, provenance=source)
 
 # %% [markdown]
 # **Your guess.** Same [blocks of 64](../docs/glossary.md#block-wise-quantization), same bits: by how many percent is
@@ -673,8 +654,10 @@ reveal("12.nf4", round(less, -1), unit="%")
 
 # %%
 torch.manual_seed(0)
-normal, block = torch.randn(4096, 64), 64  # change this
-scaled = normal.reshape(-1, block) / normal.reshape(-1, block).abs().amax(dim=1, keepdim=True)
+block = 64  # change this
+normal = torch.randn(4096, 64)
+rows = normal.reshape(-1, block)
+scaled = rows / rows.abs().amax(dim=1, keepdim=True)
 centers = torch.quantile(scaled, (torch.arange(16) + 0.5) / 16)
 for _ in range(40):
     owner = torch.bucketize(scaled.flatten(), (centers[1:] + centers[:-1]) / 2)
@@ -692,7 +675,8 @@ for name, code in codes.items():
 class Nf4Linear(nn.Module):
     def __init__(self, base, block=64):
         super().__init__()
-        self.shape, code = base.weight.shape, nf4.to(base.weight.device)
+        self.shape = base.weight.shape
+        code = nf4.to(base.weight.device)
         rows = base.weight.detach().float().reshape(-1, block)
         scale = rows.abs().amax(dim=1, keepdim=True)
         codes = torch.bucketize(rows / scale, (code[1:] + code[:-1]) / 2).flatten().to(torch.uint8)
@@ -708,14 +692,14 @@ class Nf4Linear(nn.Module):
 
 
 # %%
-linear, x = nn.Linear(256, 128), torch.randn(10, 256)
-four, rounded = Nf4Linear(linear), nearest(linear.weight.detach(), nf4)
+linear = nn.Linear(256, 128)
+x = torch.randn(10, 256)
+four = Nf4Linear(linear)
+rounded = nearest(linear.weight.detach(), nf4)
 off = (four(x) - nn.functional.linear(x, rounded, linear.bias)).abs().max()
 print(f"packed and unpacked: {off:.4f} away from the rounded weight's output, expected 0")
-print(
-    f"{8 * (four.packed.nbytes + four.scale.nbytes) / linear.weight.numel():.2f} bits per number, "
-    "expected 4.50"
-)
+each = 8 * (four.packed.nbytes + four.scale.nbytes) / linear.weight.numel()
+print(f"{each:.2f} bits per number, expected 4.50")
 
 # %% [markdown]
 # ## After training
@@ -728,7 +712,13 @@ predict("12.enough", unit="bits")
 
 
 # %% tags=["nbval-ignore-output"]
+from functools import partial
+
 waits_for("12.enough")
+
+
+def by_row(weight, bits):
+    return absmax(weight, bits, group=weight.shape[1])
 
 
 def rounded_model(rounding):
@@ -740,15 +730,15 @@ def rounded_model(rounding):
     return copied
 
 
-start, risen, group = mean_loss(pretrained, corpus()), {}, 32  # change this
+group = 32  # change this
+start = mean_loss(pretrained, corpus())
+risen = {}
 for bits in (8, 6, 5, 4, 3, 2):
-    by_row = mean_loss(rounded_model(lambda w, bits=bits: absmax(w, bits, w.shape[1])), corpus())
-    in_blocks = mean_loss(rounded_model(lambda w, bits=bits: absmax(w, bits, group)), corpus())
-    risen[bits] = 100 * (by_row / start - 1)
-    print(
-        f"{bits} bits: loss up {risen[bits]:5.1f} % by row, "
-        f"{100 * (in_blocks / start - 1):5.1f} % by {group}"
-    )
+    in_rows = mean_loss(rounded_model(partial(by_row, bits=bits)), corpus())
+    in_blocks = mean_loss(rounded_model(partial(absmax, bits=bits, group=group)), corpus())
+    risen[bits] = 100 * (in_rows / start - 1)
+    more = 100 * (in_blocks / start - 1)
+    print(f"{bits} bits: loss up {risen[bits]:5.1f} % by row, {more:5.1f} % by {group}")
 
 # %%
 reveal("12.enough", min(bits for bits, percent in risen.items() if percent < 2), unit="bits")
@@ -761,8 +751,9 @@ reveal("12.enough", min(bits for bits, percent in risen.items() if percent < 2),
 # hook notes each layer's largest input.
 
 # %%
-eight = rounded_model(lambda w: absmax(w, 8, w.shape[1]))
-linears, largest = [layer for layer in eight.blocks.modules() if isinstance(layer, nn.Linear)], {}
+eight = rounded_model(partial(by_row, bits=8))
+linears = [layer for layer in eight.blocks.modules() if isinstance(layer, nn.Linear)]
+largest = {}
 
 
 def read(text, hook):
@@ -833,17 +824,15 @@ predict("12.split", unit="%")
 
 # %% tags=["nbval-ignore-output"]
 for bits in (2, 3, 4, 6):  # change this
-    two, one = error(weight, split(weight, bits)), error(weight, split(weight, bits, bases=1))
-    by_row = error(weight, absmax(weight, bits, 64))
+    two = error(weight, split(weight, bits))
+    one = error(weight, split(weight, bits, bases=1))
+    in_rows = error(weight, by_row(weight, bits))
     print(
         f"{bits} bits: error {two:4.1f} % in two bases, {one:4.1f} % in one, "
-        f"{by_row:4.1f} % with absmax by row"
+        f"{in_rows:4.1f} % with absmax by row"
     )
-reveal(
-    "12.split",
-    100 * error(weight, split(weight, 4)) / error(weight, absmax(weight, 4, 64)),
-    unit="%",
-)
+left = 100 * error(weight, split(weight, 4)) / error(weight, by_row(weight, 4))
+reveal("12.split", left, unit="%")
 
 # %% [markdown]
 # The second basis lowers the error. With two bits, the factors are far better than a grid. With three they are level.
@@ -870,13 +859,8 @@ powers = make_codebooks("cpu").unsigned.values  # 256 values spaced by powers of
 learner = language_model(seed=0)
 optimizer = train(learner, corpus(), rate=3e-3)
 adam_ends = mean_loss(learner, corpus())
-v = torch.cat(
-    [
-        state["exp_avg_sq"].flatten()
-        for state in optimizer.state.values()
-        if state["exp_avg_sq"].numel() >= 4096
-    ]
-)
+second = [state["exp_avg_sq"].flatten() for state in optimizer.state.values()]
+v = torch.cat([moment for moment in second if moment.numel() >= 4096])
 zeros = {}
 for name, code in {"evenly spaced": torch.arange(256) / 255, "by powers of ten": powers}.items():
     zeros[name] = (nearest(v, code, 256)[v > 0] == 0).float().mean().item()
@@ -932,16 +916,12 @@ with on_gpu():
     empty = torch.cuda.memory_allocated()
     layer = Lora(nn.Linear(4096, 4096, device="cuda", dtype=torch.bfloat16), r, alpha=r)
     factors = layer.A.nbytes + layer.B.nbytes
-    print(
-        f"frozen in bf16: {(torch.cuda.memory_allocated() - empty) / 1e6:.2f} MB, "
-        f"factors {factors / 1e6:.2f}"
-    )
+    held = torch.cuda.memory_allocated() - empty
+    print(f"frozen in bf16: {held / 1e6:.2f} MB, factors {factors / 1e6:.2f}")
     layer.base = Nf4Linear(layer.base)
     held = torch.cuda.memory_allocated() - empty
-    print(
-        f"frozen in NF4:  {held / 1e6:.2f} MB, "
-        f"expected {(0.5625 * 4096**2 + factors) / 1e6:.2f} plus the bias"
-    )
+    expected = 0.5625 * 4096**2 + factors
+    print(f"frozen in NF4:  {held / 1e6:.2f} MB, expected {expected / 1e6:.2f} plus the bias")
 
 # %% [markdown]
 # **Your guess.** A Llama with 65 billion parameters, rank 64 on all matrices, one sequence of 512 tokens: what is the
@@ -960,27 +940,10 @@ predict("12.qlora", unit="GB")
 from course_utils.models import TransformerConfig
 
 waits_for("12.qlora")
-big = TransformerConfig(
-    "llama-65b",
-    "llama",
-    layers=80,
-    hidden=8192,
-    heads=64,
-    vocab=32000,
-    max_positions=2048,
-    ffn=22016,
-    tied=False,
-)
-qlora = TrainingRun(
-    big,
-    1,
-    512,
-    "bf16",
-    recompute="full",
-    lora_rank=64,
-    lora_targets=("attention", "mlp"),
-    frozen_bits=4,
-)
+sizes = {"layers": 80, "hidden": 8192, "heads": 64, "ffn": 22016, "max_positions": 2048}
+big = TransformerConfig("llama-65b", "llama", vocab=32000, tied=False, **sizes)
+options = {"lora_rank": 64, "lora_targets": ("attention", "mlp"), "frozen_bits": 4}
+qlora = TrainingRun(big, 1, 512, "bf16", recompute="full", **options)
 rows = {
     "LoRA, 16 bits": qlora.replace(frozen_bits=16),
     "8 bits": qlora.replace(frozen_bits=8),
@@ -989,19 +952,14 @@ rows = {
 }
 cards = {"RTX A6000": round(47.54 * 2**30), "L40": round(44.40 * 2**30)}
 smallest = min(cards.values())
-stack(
-    {name: estimate(run) for name, run in rows.items()},
-    "65 billion parameters fit a 48 GB card only in 4 bits",
-    capacity=smallest,
-    capacity_label=f"L40: {format_bytes(smallest, 'GB', 1)}",
-    provenance="estimated from formulas",
-)
+estimates = {name: estimate(run) for name, run in rows.items()}
+title = "65 billion parameters fit a 48 GB card only in 4 bits"
+line, source = f"L40: {format_bytes(smallest, 'GB', 1)}", "estimated from formulas"
+stack(estimates, title, capacity=smallest, capacity_label=line, provenance=source)
 
 # %%
-print(
-    f"{big.parameters / 1e9:.1f} billion · (2 + 2 + 8) bytes = {12 * big.parameters / 1e9:.0f} GB: "
-    "the paper's 780"
-)
+N = big.parameters / 1e9
+print(f"{N:.1f} billion · (2 + 2 + 8) bytes = {12 * big.parameters / 1e9:.0f} GB: the paper's 780")
 for b, s in ((1, 512), (1, 2048), (8, 512), (16, 512)):
     peak = estimate(qlora.replace(micro_batch=b, seq_len=s)).total
     fits = " and ".join(name for name, room in cards.items() if peak <= room) or "neither"
@@ -1015,23 +973,11 @@ reveal("12.qlora", estimate(qlora).total)
 # %%
 from course_utils.figures import compare_bars
 
-small = TrainingRun(
-    "tiny-llama",
-    4,
-    256,
-    "bf16",
-    recompute="full",
-    lora_rank=16,
-    lora_targets=("attention", "mlp"),
-    frozen_bits=4,
-    optimizer="adam8bit",
-)
-compare_bars(
-    estimate(small),
-    measure(small),
-    "A small QLoRA step, estimated and simulated: no gap",
-    unit="MB",
-)
+options = {"lora_rank": 16, "lora_targets": ("attention", "mlp"), "frozen_bits": 4}
+small = TrainingRun("tiny-llama", 4, 256, "bf16", recompute="full", **options)
+small = small.replace(optimizer="adam8bit")
+title = "A small QLoRA step, estimated and simulated: no gap"
+compare_bars(estimate(small), measure(small), title, unit="MB")
 
 # %% [markdown]
 # **Your guess.** Rank 8 learns the sonnets again, but the language model's blocks are in NF4. What percentage of its
@@ -1041,11 +987,10 @@ compare_bars(
 predict("12.beside", unit="%")
 
 # %% tags=["nbval-ignore-output"]
-bases = {"NF4": lambda w: nearest(w, nf4), "2 bits by row": lambda w: absmax(w, 2, w.shape[1])}
-now = {
-    name: mean_loss(fine_tune(8, 1e-2, rounded_model(way)), sonnets())
-    for name, way in bases.items()
-}
+bases = {"NF4": partial(nearest, code=nf4), "2 bits by row": partial(by_row, bits=2)}
+now = {}
+for name, way in bases.items():
+    now[name] = mean_loss(fine_tune(8, 1e-2, rounded_model(way)), sonnets())
 part = {name: 100 * (before["new"] - loss) / (before["new"] - new[8]) for name, loss in now.items()}
 for name, percent in part.items():
     print(f"rank 8 on {name}: loss {now[name]:.2f}, {percent:.0f} % of its gain on exact weights")
@@ -1083,10 +1028,9 @@ class LoraLinear(nn.Module):
     def __init__(self, base, r=8, alpha=16):
         super().__init__()
         self.base, self.scale = base, alpha / r
-        self.A = nn.Parameter(
-            base.weight.new_empty(r, base.in_features).normal_(std=base.in_features**-0.5)
-        )
-        self.B = nn.Parameter(base.weight.new_zeros(base.out_features, r))
+        weight, n_in = base.weight, base.in_features
+        self.A = nn.Parameter(weight.new_empty(r, n_in).normal_(std=n_in**-0.5))
+        self.B = nn.Parameter(weight.new_zeros(base.out_features, r))
 
     def forward(self, x):
         return self.base(x) + self.scale * (x @ self.A.T) @ self.B.T
@@ -1097,10 +1041,8 @@ for parent in list(model.modules()):
     for name in [name for name, layer in parent.named_children() if isinstance(layer, nn.Linear)]:
         setattr(parent, name, LoraLinear(getattr(parent, name)))
 optimizer = optim.AdamW(model.parameters(), lr=1e-3)
-print(
-    "trained parameters:",
-    sum(weight.numel() for weight in model.parameters() if weight.requires_grad),
-)
+trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+print("trained parameters:", trained)
 
 # %% [markdown]
 # ## Five questions

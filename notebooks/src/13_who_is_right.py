@@ -47,10 +47,9 @@ from course_utils.lessons.calculators.calculators import answers, calculator, sp
 waits_for("13.fold")
 runs = {"Llama 3.1 8B": llama, "GPT-2 XL": xl}
 order = [name for part in ("states", "activations", "a step") for name in answers(llama, part)]
-panels = {
-    model: {calculator(name).label: calculator(name).parts(run) for name in order}
-    for model, run in runs.items()
-}
+panels = {}
+for model, run in runs.items():
+    panels[model] = {calculator(name).label: calculator(name).parts(run) for name in order}
 side_by_side(panels, "Six public answers to one question, three to a part of it: no two agree")
 
 # %%
@@ -58,11 +57,8 @@ reveal("13.fold", spread(llama, "a step"), unit="times")
 for model, run in runs.items():
     for who, counts in {"six": "a step", "all nine": ""}.items():
         low, *_, high = answers(run, counts).values()
-        print(
-            f"{model}, {who:8s}: "
-            f"{format_bytes(low, 'GB', 1):>7s} to {format_bytes(high, 'GB', 1)}: "
-            f"{spread(run, counts):.1f} times"
-        )
+        least, most = format_bytes(low, "GB", 1), format_bytes(high, "GB", 1)
+        print(f"{model}, {who:8s}: {least:>7s} to {most}: {spread(run, counts):.1f} times")
 
 # %% [markdown]
 # The factor of all nine mixes parts and sums. That of the six is real disagreement. Its main cause is hatched in the
@@ -73,17 +69,12 @@ for model, run in runs.items():
 from course_utils.figures import lines
 
 batches = [1, 2, 4, 8]
-spreads = {
-    model: (batches, [spread(run.replace(micro_batch=b), "a step") for b in batches])
-    for model, run in runs.items()
-}
-lines(
-    spreads,
-    "The larger the micro-batch, the further apart the six answers are",
-    "sequences in the micro-batch",
-    "largest answer / smallest answer",
-    log_x=True,
-)
+spreads = {}
+for model, run in runs.items():
+    spreads[model] = (batches, [spread(run.replace(micro_batch=b), "a step") for b in batches])
+title = "The larger the micro-batch, the further apart the six answers are"
+ratio = "largest answer / smallest answer"
+lines(spreads, title, "sequences in the micro-batch", ratio, log_x=True)
 
 # %% [markdown]
 # **What was each made for?**
@@ -112,10 +103,8 @@ waits_for("13.within")
 measured = {model: measure(run) for model, run in runs.items()}
 real = {model: truth(measurement) for model, measurement in measured.items()}
 for model, measurement in measured.items():
-    print(
-        f"{model}: {format_bytes(measurement.peak, 'GB', 1)} in {measurement.peak_phase} "
-        f"({measurement.provenance})"
-    )
+    peak = format_bytes(measurement.peak, "GB", 1)
+    print(f"{model}: {peak} in {measurement.peak_phase} ({measurement.provenance})")
 
 # %% tags=["hide-input"]
 waits_for("13.within")
@@ -128,14 +117,10 @@ side_by_side(with_truth, title, peaks, real["GPT-2 XL"].provenance, word)
 # %%
 from course_utils.lessons.calculators.calculators import percent_off
 
-near = {
-    model: [
-        name
-        for name, size in answers(run, "a step").items()
-        if abs(percent_off(size, real[model].peak)) <= 10
-    ]
-    for model, run in runs.items()
-}
+near = {}
+for model, run in runs.items():
+    sizes, peak = answers(run, "a step"), real[model].peak
+    near[model] = [name for name, size in sizes.items() if abs(percent_off(size, peak)) <= 10]
 reveal("13.within", len(near["Llama 3.1 8B"]), unit="calculators")
 for model, names in near.items():
     print(f"{model}, within 10 %: {', '.join(names)}")
@@ -213,19 +198,13 @@ from course_utils.lessons.calculators.figures import corrected
 from course_utils.lessons.calculators.calculators import largest_gap
 
 waits_for("13.zero")
-worst = largest_gap("ZeRO", llama, real["Llama 3.1 8B"])
-lacks = -gaps("ZeRO", llama, real["Llama 3.1 8B"])[worst]
+step = real["Llama 3.1 8B"]
+worst = largest_gap("ZeRO", llama, step)
+lacks = -gaps("ZeRO", llama, step)[worst]
 title = (
     "ZeRO with every term corrected: it lacked activations of the blocks, the loss and the copies"
 )
-corrected(
-    "ZeRO",
-    [term.name for term in TERMS],
-    llama,
-    real["Llama 3.1 8B"],
-    title,
-    real["Llama 3.1 8B"].provenance,
-)
+corrected("ZeRO", [term.name for term in TERMS], llama, step, title, step.provenance)
 
 # %%
 print(f"largest term: {worst}")
@@ -280,20 +259,16 @@ from course_utils.estimating.published import FORMULAS
 
 step = measure(home)
 by_name = {formula.name: formula for formula in FORMULAS}
-# it takes only fp32 weights
-off = {
-    name: percent_off(formula.bytes(home), truth_of(formula.counts, step))
-    for name, formula in by_name.items()
-    if name != "accelerate"
-}
+off = {}
+for name, formula in by_name.items():
+    if name != "accelerate":  # it takes only fp32 weights
+        off[name] = percent_off(formula.bytes(home), truth_of(formula.counts, step))
 reveal("13.home", abs(off["Korthikanti: all"]), unit="%")
 s, b, V = home.seq_len, home.micro_batch, home.model.vocab
 counted = truth_of("activations and loss", step)
 print(f"its blocks only: {plus_minus(off['Korthikanti: blocks'], 2)} %")
-print(
-    "its fp32 logits take 4·s·b·V, the step keeps 2·s·b·V: "
-    f"{plus_minus(200 * s * b * V / counted, 1)} %"
-)
+more = plus_minus(200 * s * b * V / counted, 1)
+print(f"its fp32 logits take 4·s·b·V, the step keeps 2·s·b·V: {more} %")
 
 # %% [markdown]
 # **The gap.** The blocks are right to a fraction of a percent. The rest is the loss: the formula has fp32
@@ -322,21 +297,13 @@ predict("13.gib", unit="GB")
 from course_utils.estimating.published import deepspeed_zero2_bytes
 
 size = deepspeed_zero2_bytes(2_851_000_000, ranks=8)
-print(
-    f"4N + 16N/8 = {size:,} bytes = {format_bytes(size, 'GB', 2)} = {format_bytes(size, 'GiB', 2)}"
-)
+gb, gib = format_bytes(size, "GB", 2), format_bytes(size, "GiB", 2)
+print(f"4N + 16N/8 = {size:,} bytes = {gb} = {gib}")
 reveal("13.gib", size)
-for unit, factor in {
-    "KiB": 2**10 / 1e3,
-    "MiB": 2**20 / 1e6,
-    "GiB": 2**30 / 1e9,
-    "TiB": 2**40 / 1e12,
-}.items():
-    print(
-        f"{unit} read as {unit.replace('i', '')}: {1 - 1 / factor:.1%} too little".replace(
-            "%", " %"
-        )
-    )
+units = {"KiB": 2**10 / 1e3, "MiB": 2**20 / 1e6, "GiB": 2**30 / 1e9, "TiB": 2**40 / 1e12}
+for unit, factor in units.items():
+    less = f"{1 - 1 / factor:.1%}".replace("%", " %")
+    print(f"{unit} read as {unit.replace('i', '')}: {less} too little")
 
 # %% [markdown]
 # **The difference** is one letter, the i, and it grows with the prefix.
@@ -378,10 +345,8 @@ reveal("13.ledger", missing, unit="MB")
 for name, size in outside_blocks(measured["GPT-2 XL"]).items():
     print(f"{name:42s} {size:15,} bytes")
 for model, run in runs.items():
-    print(
-        f"{model}: the course's estimate − {word} = "
-        f"{plus_minus(estimate(run).total - real[model].peak)} bytes"
-    )
+    gap = plus_minus(estimate(run).total - real[model].peak)
+    print(f"{model}: the course's estimate − {word} = {gap} bytes")
 
 # %% [markdown]
 # **The gap** for GPT-2 XL is the mask of the dropout after the embedding, one byte per number, and the last norm's
@@ -411,9 +376,8 @@ predict("13.cards", unit="%")
 waits_for("13.cards")
 sorted_errors = {}
 for counter in ("allocated", "reserved"):
-    found = sorted(
-        percent(row, row.said) for row in answered_rows() if row.counter == counter and row.certain
-    )
+    rows = [row for row in answered_rows() if row.counter == counter and row.certain]
+    found = sorted(percent(row, row.said) for row in rows)
     sorted_errors[counter] = (list(range(1, len(found) + 1)), found)
 lines(
     sorted_errors,
@@ -456,29 +420,25 @@ from course_utils.lessons.calculators.figures import strips
 
 waits_for("13.formulas")
 rings = [row.id for row in answered_rows() if row.counter != "allocated"]
-strips(
-    judged,
-    "Formulas miss the card, ours too; simulating the same code hardly does",
-    "measured on others' GPUs; a ring is reserved memory, which no sum of tensors includes",
-    rings,
-)
+title = "Formulas miss the card, ours too; simulating the same code hardly does"
+source = "measured on others' GPUs; a ring is reserved memory, which no sum of tensors includes"
+strips(judged, title, source, rings)
 
 # %%
 from course_utils.benchmark.tables import BIAS_HEADINGS, Table, bias_of
 
-off = [
-    abs(percent_off(ratio, 1))
-    for name, found in judged.items()
-    if name not in OURS
-    for ratio in found.values()
-]
+off = []
+for name, found in judged.items():
+    if name not in OURS:
+        off += [abs(percent_off(ratio, 1)) for ratio in found.values()]
 reveal("13.formulas", median(off), unit="%")
 print(f"At the top of this lesson, the nine answers were {spread(llama):.0f} times apart.")
-table = [
-    (name, len(found), *(bias_of(found.values()) if found else ("–",) * 4))
-    for name, found in judged.items()
-]
-Table("judged", "Answer / measured", ("calculator", "rows answered", *BIAS_HEADINGS), tuple(table))
+rows = []
+for name, found in judged.items():
+    bias = bias_of(found.values()) if found else ("–",) * 4
+    rows.append((name, len(found), *bias))
+headings = ("calculator", "rows answered", *BIAS_HEADINGS)
+Table("judged", "Answer / measured", headings, tuple(rows))
 
 # %% [markdown]
 # **The gap.** accelerate and ZeRO come near where states are nearly everything. Megatron-LM meets one row by chance: it
@@ -494,7 +454,8 @@ Table("judged", "Answer / measured", ("calculator", "rows answered", *BIAS_HEADI
 # %%
 from course_utils.benchmark.gpu import GPU_TABLES, runs_on_gpus
 
-ours, by = runs_on_gpus(), "simulation and blocks"
+ours = runs_on_gpus()
+by = "simulation and blocks"
 predict("13.ours", unit="%")
 
 # %%

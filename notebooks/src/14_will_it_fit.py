@@ -66,13 +66,13 @@ print(
 from course_utils import TrainingRun, replay
 from course_utils.planning.twin import SAFETY
 
-gpt2, tensors = TrainingRun("gpt2", micro_batch=8, seq_len=512, precision="amp-bf16"), 6 * 2**30
-peak, step = estimate(gpt2).total, measure(gpt2)
+gpt2 = TrainingRun("gpt2", micro_batch=8, seq_len=512, precision="amp-bf16")
+tensors = 6 * 2**30
+peak = estimate(gpt2).total
+step = measure(gpt2)
 sizes = [format_bytes(round(size), "GB", 2) for size in (peak * SAFETY, tensors)]
-print(
-    f"by the rule it {'fits' if peak * SAFETY <= tensors else 'does not fit'}: "
-    f"{sizes[0]} of {sizes[1]}"
-)
+rule = "fits" if peak * SAFETY <= tensors else "does not fit"
+print(f"by the rule it {rule}: {sizes[0]} of {sizes[1]}")
 for name, setting in {"as it is": {}, "expandable segments": {"expandable_segments": True}}.items():
     reserved = replay(step, **setting).peak_reserved
     ends = "out of memory" if replay(step, tensors, **setting).failure else "fits"
@@ -144,9 +144,8 @@ from course_utils.lessons.plans.plans import plan_figure
 
 waits_for("14.micro")
 plan = fit("gpt2-xl", "RTX5090-32GB", global_batch=32, seq_len=1024)
-plan_figure(
-    plan, "It trains on 32 GB, with small micro-batches and only cheap operations recomputed"
-)
+title = "It trains on 32 GB, with small micro-batches and only cheap operations recomputed"
+plan_figure(plan, title)
 
 # %% [markdown]
 # Many more configurations need no estimate: where two sequences at once do not fit, four do not either. Of the dots
@@ -175,10 +174,8 @@ print(f"{'seconds of a step':20s} {'the plan':>9s} {'full, 4 at a time':>18s}")
 plans = [step_seconds(run, plan.card) for run in (plan.best.run, full)]
 for cause in plans[0]:
     print(f"{cause:20s} {plans[0][cause]:9.3f} {plans[1][cause]:18.3f}")
-print(
-    "peaks: "
-    f"{format_bytes(plan.best.peak, 'GB', 1)} and {format_bytes(estimate(full).total, 'GB', 1)}"
-)
+of_plan, of_full = (format_bytes(size, "GB", 1) for size in (plan.best.peak, estimate(full).total))
+print(f"peaks: {of_plan} and {of_full}")
 
 # %% [markdown]
 # Running all blocks again costs arithmetic. Reading the weights sixteen times costs bandwidth, and the card has plenty.
@@ -225,14 +222,14 @@ print(best.code())
 # and in chunks ([lesson 05](05_activations.ipynb)).
 
 # %%
-puzzle, room = TrainingRun("gpt2-xl", 32, 1024, recompute="full"), plan.card.room
+puzzle = TrainingRun("gpt2-xl", 32, 1024, recompute="full")
+pieces = puzzle.replace(micro_batch=4, accumulation_steps=8)
+room = plan.card.room
 ways = {
     "32 at once, the loss in one piece": puzzle,
     "32 at once, the loss in 8 chunks": puzzle.replace(loss_chunks=8),
     "… and a checkpoint for every 2 blocks": puzzle.replace(loss_chunks=8, recompute="every-2"),
-    "8 micro-batches of 4, the loss in one piece": puzzle.replace(
-        micro_batch=4, accumulation_steps=8
-    ),
+    "8 micro-batches of 4, the loss in one piece": pieces,
 }
 for name, way in ways.items():
     found = []
@@ -281,13 +278,9 @@ from course_utils.figures import timeline
 waits_for("14.peak")
 measured = measure(single)
 grade("14.peak", measured.peak, measured.word)
-timeline(
-    measured,
-    "The second step peaks where the blocks' activations meet gradients and states",
-    steps=[2],
-    capacity=room,
-    capacity_label=f"what a program gets: {format_bytes(room, 'GB', 1)}",
-)
+title = "The second step peaks where the blocks' activations meet gradients and states"
+line = f"what a program gets: {format_bytes(room, 'GB', 1)}"
+timeline(measured, title, steps=[2], capacity=room, capacity_label=line)
 
 # %%
 from course_utils.figures import compare_bars
@@ -319,18 +312,13 @@ waits_for("14.one")
 eight_b = {"model": "llama3-8b", "card": "H100-80GB", "global_batch": 8, "seq_len": 4096}
 alone = fit(**eight_b)
 verdict = "It fits" if alone.best else "Nothing fits"
-plan_figure(
-    alone,
-    f"{verdict}: "
-    f"the lowest of {len(alone.tried)} estimates needs {format_bytes(alone.nearest.peak, 'GB', 0)}",
-)
+lowest = format_bytes(alone.nearest.peak, "GB", 0)
+plan_figure(alone, f"{verdict}: the lowest of {len(alone.tried)} estimates needs {lowest}")
 
 # %%
 reveal("14.one", alone.nearest.peak)
-print(
-    f"16·N = {format_bytes(16 * alone.start.model.parameters, 'GB', 1)}: "
-    "no choice on that list changes it"
-)
+states = format_bytes(16 * alone.start.model.parameters, "GB", 1)
+print(f"16·N = {states}: no choice on that list changes it")
 
 # %% [markdown]
 # So the training itself has to change. Give one permission at a time:
@@ -338,18 +326,12 @@ print(
 # %%
 from course_utils.figures import stack
 
-words = {
-    "precision": "master weights",
-    "pure-bf16": "all in bf16",
-    "optimizer": "Adafactor",
-    "lora": "LoRA",
-}
+words = {"precision": "master weights", "pure-bf16": "all in bf16"}
+words |= {"optimizer": "Adafactor", "lora": "LoRA"}
 allowed = {name: fit(**eight_b, may_change=(name,)) for name in words}
 chosen = {name: found.best or found.nearest for name, found in allowed.items()}
-yes, no = (
-    [words[name] for name, found in allowed.items() if bool(found.best) is fits]
-    for fits in (True, False)
-)
+yes = [words[name] for name, found in allowed.items() if found.best]
+no = [words[name] for name, found in allowed.items() if not found.best]
 title = f"One change at a time: {', '.join(yes)} fit; {', '.join(no)} do not"
 shown = {words[name]: estimate(one.run) for name, one in chosen.items()}
 stack(
@@ -362,11 +344,9 @@ stack(
 
 # %%
 for name, one in chosen.items():
-    print(
-        f"{words[name]:14s} {'fits' if allowed[name].best else 'does not fit'}, "
-        f"{one.lost:.2f} s lost per step\n"
-        f"{'':14s} {one.run.code()}"
-    )
+    verdict = "fits" if allowed[name].best else "does not fit"
+    print(f"{words[name]:14s} {verdict}, {one.lost:.2f} s lost per step")
+    print(f"{'':14s} {one.run.code()}")
 
 # %% [markdown]
 # Each has a price. Pure [bf16](../docs/glossary.md#fp16-and-bf16) rounds small updates away ([lesson
@@ -387,9 +367,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 def after_forward(**options):
     with on_gpu(ranks=8):
-        network = torch.nn.Sequential(
-            *(torch.nn.Linear(4096, 4096, bias=False) for _ in range(16))
-        ).to("cuda")
+        layers = (torch.nn.Linear(4096, 4096, bias=False) for _ in range(16))
+        network = torch.nn.Sequential(*layers).to("cuda")
         for part in (*network, network):
             fully_shard(part, **options)
         shards = torch.cuda.memory_allocated()
@@ -428,12 +407,10 @@ from time import process_time
 waits_for("14.eight")
 began = process_time()
 eight = fit("llama3-8b", "H100-80GB", global_batch=64, seq_len=4096, world_size=8)
-took, run = process_time() - began, eight.best.run
-plan_figure(
-    eight,
-    f"On eight cards it fits: ZeRO-{run.zero_stage}, FSDP2's policy, "
-    f"{run.micro_batch} sequences at once",
-)
+took = process_time() - began
+run = eight.best.run
+how = f"ZeRO-{run.zero_stage}, FSDP2's policy, {run.micro_batch} sequences at once"
+plan_figure(eight, f"On eight cards it fits: {how}")
 
 # %%
 waits_for("14.eight")
@@ -448,9 +425,8 @@ print(
 # %%
 reveal("14.eight", eight.best.peak)
 N, D = run.model.parameters, run.world_size
-print(
-    f"16·N/D = {format_bytes(16 * N // D, 'GB', 1)} of the {format_bytes(eight.best.peak, 'GB', 1)}"
-)
+states, peak = format_bytes(16 * N // D, "GB", 1), format_bytes(eight.best.peak, "GB", 1)
+print(f"16·N/D = {states} of the {peak}")
 
 # %% tags=["hide-input"]
 plans = {
@@ -458,11 +434,10 @@ plans = {
     "8 at once, recomputed": run.replace(micro_batch=8, accumulation_steps=1, recompute="full"),
 }
 recipes = {"FSDP2's policy": "bf16-master", "autocast": "amp-bf16"}
-rows = {
-    f"{name}, {words}": estimate(chosen.replace(precision=recipe))
-    for name, chosen in plans.items()
-    for words, recipe in recipes.items()
-}
+rows = {}
+for name, plan_run in plans.items():
+    for label, recipe in recipes.items():
+        rows[f"{name}, {label}"] = estimate(plan_run.replace(precision=recipe))
 copies = format_bytes(rows["the plan, autocast"]["weight_copies"], "GB", 0)
 stack(
     rows,
@@ -493,10 +468,8 @@ predict("14.t4", unit="million parameters")
 
 # %%
 waits_for("14.t4")
-found = {
-    name: fit(name, "T4-16GB", global_batch=32)
-    for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
-}
+names = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
+found = {name: fit(name, "T4-16GB", global_batch=32) for name in names}
 fits = [name for name, one in found.items() if one.best]
 rows = {name: estimate((one.best or one.nearest).run) for name, one in found.items()}
 room = gpu("T4-16GB").room
@@ -537,10 +510,8 @@ predict("14.request", unit="bytes")
 seen = first.evidence
 tokens = seen.micro_batch * seen.seq_len
 reveal("14.request", seen.requested / (tokens * seen.vocab), unit="bytes")
-print(
-    f"{format_bytes(seen.requested, 'GiB', 2)} = 4 bytes · {tokens:,} tokens · "
-    f"{seen.vocab:,} vocabulary entries"
-)
+request = format_bytes(seen.requested, "GiB", 2)
+print(f"{request} = 4 bytes · {tokens:,} tokens · {seen.vocab:,} vocabulary entries")
 
 # %% [markdown]
 # So divide the request by what you know. Other clues:

@@ -87,14 +87,8 @@ predict("explorer.ranks", unit="GPUs")
 from course_utils import format_bytes
 from course_utils.interactive.explorer import dashboard
 
-llama = {
-    "model": "llama3-8b",
-    "micro_batch": 1,
-    "seq_len": 4096,
-    "recompute": "full",
-    "gpu": "A100-40GB",
-}
-llama |= {"zero_stage": 3, "precision": "bf16-master", "loss_chunks": 8}
+llama = {"model": "llama3-8b", "micro_batch": 1, "seq_len": 4096, "recompute": "full"}
+llama |= {"gpu": "A100-40GB", "zero_stage": 3, "precision": "bf16-master", "loss_chunks": 8}
 peaks = {ranks: dashboard(llama | {"world_size": ranks}) for ranks in (2, 4, 8, 16, 32, 64)}
 reveal("explorer.ranks", min(ranks for ranks, shown in peaks.items() if shown.fits), "GPUs")
 for ranks, shown in peaks.items():
