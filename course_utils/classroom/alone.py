@@ -18,6 +18,7 @@ import tempfile
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from ..interactive.course_files import IS_CLONE, PACKAGE, ROOT
 from .graded import STATES, Outcome, printable
@@ -52,9 +53,7 @@ KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "DYLD_LIB
 
 @dataclass(frozen=True)
 class Isolation:
-    """The learners' course, what keeps notebooks apart ("walls", "fence", ""), what is
-    shown, why not more.
-    """
+    """The learners' course, what keeps others apart ("walls", "fence", ""), what is shown, why not more."""
 
     course: Path
     kind: str
@@ -79,18 +78,21 @@ def isolation() -> Isolation:
     compileall.compile_dir(course / "course_utils", quiet=2)
     shown = tuple(map(str, _shown(course)))
     problem = f"{sys.platform} has no such thing"
-    for kind in ("walls", "fence") if sys.platform == "linux" else ():
+    kinds = ("walls", "fence") if sys.platform == "linux" else ()
+    for kind in kinds:
         tried = Isolation(course, kind, shown, problem)
+        # behind walls, what is hidden is covered; a fence can only show whole folders
         if kind == "fence" and any(one.is_relative_to(path) for one in HIDDEN for path in shown):
             problem += "; the course lies in a folder that Python needs"
-        elif not (why := _probe(tried)):
+            continue
+        why = _probe(tried)
+        if not why:
             return tried
-        else:
-            problem = (
-                why.removeprefix(REFUSED) if kind == "walls" else f"{problem}; {why.removeprefix(REFUSED)}"
-            )
+        why = why.removeprefix(REFUSED)
+        problem = why if kind == "walls" else f"{problem}; {why}"
     bare = Isolation(course, "", (), problem)
-    if problem := _probe(bare):
+    problem = _probe(bare)
+    if problem:
         raise ValueError(f"no notebook can be graded here, not even one that only imports torch: {problem}")
     return bare
 
@@ -100,7 +102,9 @@ def _probe(isolation: Isolation) -> str:
     probe = [{"source": "import torch\nprint('✓')", "exercise": "probe"}]
     found, problem = run_alone(probe, "course_utils.interactive.feedback", Limits(), isolation)
     probed = found.get("probe", Outcome("not reached"))
-    return "" if probed.state == "passed" else problem or f"{probed.state}: {probed.said}"
+    if probed.state == "passed":
+        return ""
+    return problem or f"{probed.state}: {probed.said}"
 
 
 def run_alone(
@@ -120,8 +124,10 @@ def run_alone(
             "home": str(home),
             "limits": limits._asdict(),
             "grader": os.getpid(),
+            "kind": isolation.kind,
+            "shown": isolation.shown,
+            "hidden": [str(folder) for folder in HIDDEN],
         }
-        asked |= {"kind": isolation.kind, "shown": isolation.shown, "hidden": list(map(str, HIDDEN))}
         task.write(json.dumps(asked).encode())
         task.seek(0)
         keeper = subprocess.Popen(
@@ -133,20 +139,9 @@ def run_alone(
             stderr=results,
             start_new_session=True,
         )
-        try:
-            keeper.wait(timeout=limits.clock + LATE_SECONDS)
-            problem = (
-                "" if keeper.returncode == 0 else f"ended together with its keeper (code {keeper.returncode})"
-            )
-        except subprocess.TimeoutExpired:
-            problem = f"could not be ended in {LATE_SECONDS:g} s"
-        finally:
-            keeper.kill()
-            keeper.wait()
-        for file in (report, results):
-            file.seek(0)
-        said, lines = (file.read(LARGEST_RESULTS).decode("utf-8", "replace") for file in (report, results))
-    said = printable(said)
+        problem = _why_not_ended(keeper, limits)
+        said = printable(_text_of(report))
+        lines = _text_of(results)
     try:
         holder.cleanup()
     except RecursionError:  # Python before 3.13 removes a folder in each folder by a call in each call
@@ -154,20 +149,45 @@ def run_alone(
     return _outcomes(lines), problem or said
 
 
+def _why_not_ended(keeper: "subprocess.Popen[bytes]", limits: Limits) -> str:
+    """Wait for a keeper and end it; returns why it did not end well by itself, or ""."""
+    try:
+        code = keeper.wait(timeout=limits.clock + LATE_SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"could not be ended in {LATE_SECONDS:g} s"
+    finally:
+        keeper.kill()
+        keeper.wait()
+    return f"ended together with its keeper (code {code})" if code else ""
+
+
+def _text_of(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read(LARGEST_RESULTS).decode("utf-8", "replace")
+
+
 def environment(home: Path, course: Path) -> dict[str, str]:
     """The environment of a notebook: nothing of the grader's but `KEPT`, and a home of its own."""
-    own = dict.fromkeys(("HOME", "USERPROFILE"), str(home))
-    own |= dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(home / "work"))
-    own |= {"COURSE_HOME": str(home / "course"), "IPYTHONDIR": str(home / "ipython")}
-    paths = os.pathsep.join([str(course), *map(str, _added_paths())])
-    fixed = {"COURSE_SOURCE": "simulated", "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", "PYTHONPATH": paths}
-    return {name: os.environ[name] for name in KEPT if name in os.environ} | own | fixed
+    paths = [str(course), *(str(path) for path in _added_paths())]
+    kept = {name: os.environ[name] for name in KEPT if name in os.environ}
+    return {
+        **kept,
+        "HOME": str(home),
+        "USERPROFILE": str(home),
+        "TMPDIR": str(home / "work"),
+        "TEMP": str(home / "work"),
+        "TMP": str(home / "work"),
+        "COURSE_HOME": str(home / "course"),
+        "IPYTHONDIR": str(home / "ipython"),
+        "COURSE_SOURCE": "simulated",
+        "OMP_NUM_THREADS": "1",
+        "MPLBACKEND": "agg",
+        "PYTHONPATH": os.pathsep.join(paths),
+    }
 
 
 def _added_paths() -> list[Path]:
-    """Folders of packages that this Python was told of by PYTHONPATH, or has for this user; not those of the
-    course.
-    """
+    """Folders of packages that PYTHONPATH names, or that this user has; not those of the course."""
     named = [*os.environ.get("PYTHONPATH", "").split(os.pathsep), site.getusersitepackages()]
     found = [Path(name).resolve() for name in named if name in sys.path and Path(name).is_dir()]
     in_course = [path for path in found if ROOT.is_relative_to(path) or path.is_relative_to(ROOT)]
@@ -178,9 +198,13 @@ def _shown(course: Path) -> list[Path]:
     """The files of this machine that a notebook sees: the system's programs, this Python, and the copy."""
     python = [Path(name) for name in (sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix)]
     libraries = [Path(name) for name in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if name]
-    named = [*map(Path, SYSTEM), *python, Path(sys.executable).parent, *libraries, *_added_paths(), course]
-    every = dict.fromkeys(path for one in named for path in (one.resolve(), one.absolute()) if path.exists())
-    needed = [*map(Path, SYSTEM), *python, *LIBRARIES]
+    system = [Path(name) for name in SYSTEM]
+    every: list[Path] = []
+    for one in [*system, *python, Path(sys.executable).parent, *libraries, *_added_paths(), course]:
+        for path in (one.resolve(), one.absolute()):  # a link, and where it leads
+            if path.exists() and path not in every:
+                every.append(path)
+    needed = [*system, *python, *LIBRARIES]
     return [path for path in every if not ROOT.is_relative_to(path) or path in needed]
 
 

@@ -1,5 +1,4 @@
-"""Find the learner of each notebook, in folders and archives as a class, Moodle, Canvas or nbgrader leave
-them.
+"""Find each notebook's learner, in folders and archives as a class, Moodle, Canvas or nbgrader leave them.
 
 docs/classroom.md has a table of these layouts. Each may be an archive (.zip), and a learner's folder may hold
 one. An archive in a learner's archive is not opened.
@@ -36,8 +35,11 @@ BLOCK = 4096
 
 
 class Submission(NamedTuple):
-    """One notebook: its learner (until all are found, a path to find the learner by, if not `file`), its name
-    where it was handed in, where it lies, its time in seconds, and why it cannot be read, if so.
+    """One notebook that was handed in.
+
+    `learner` is a path to find the learner by, if not `file`, until all notebooks are found. `file` is its
+    name where it was handed in, `path` where it lies, `time` its time in seconds, and `problem` why it cannot
+    be read, if so.
     """
 
     learner: str
@@ -61,55 +63,59 @@ def collected(place: Path, scratch: Path) -> list[Submission]:
         try:
             found = list(_in_archive(place, PurePosixPath(), scratch / "0", False, levels=1))
         except Exception as error:  # of any kind: zipfile and its decompressors promise none
-            raise ValueError(
-                f"{place} cannot be unpacked: {problem_of(error)}. Download it again."
-            ) from error
+            problem = problem_of(error)
+            raise ValueError(f"{place} cannot be unpacked: {problem}. Download it again.") from error
     if not found:
         raise ValueError(f"there is no notebook in {place}")
     return _few_each(_named(sorted(found, key=lambda one: one.file)))
 
 
 def _named(found: Sequence[Submission]) -> list[Submission]:
-    """The submissions with their learners, looked for below a folder that holds all of them and is no
-    learner's.
-    """
+    """The submissions with their learners, below a folder that holds all and is no learner's, if any."""
     parts = [PurePosixPath(one.learner or one.file).parts for one in found]
-    around = len({one[0] for one in parts}) == 1 and all(len(one) > 2 for one in parts)
-    below = around and len({one[1] for one in parts if not LESSON.fullmatch(one[1])}) > 1
-    names = [PurePosixPath(*one[1:] if below else one) for one in parts]
+    if _is_around(parts):
+        parts = [one[1:] for one in parts]
+    names = [PurePosixPath(*one) for one in parts]
     return [one._replace(learner=learner_of(name)) for one, name in zip(found, names, strict=True)]
 
 
+def _is_around(parts: Sequence[tuple[str, ...]]) -> bool:
+    """Tell whether the first folder holds the learners': it is the only one, with several learners below."""
+    if len({one[0] for one in parts}) != 1 or not all(len(one) > 2 for one in parts):
+        return False
+    learners = {one[1] for one in parts if not LESSON.fullmatch(one[1])}
+    return len(learners) > 1
+
+
 def _few_each(found: Sequence[Submission]) -> list[Submission]:
-    """The same, but of a learner with too many notebooks only the newest are graded:
-    each takes its minutes.
-    """
+    """The same, but only the newest of a learner with too many are graded: each takes its minutes."""
     kept: list[Submission] = []
     counted: Counter[str] = Counter()
     for one in sorted(found, key=lambda one: (one.time, one.file), reverse=True):
         counted[one.learner] += 1
-        too_many = (
-            "" if counted[one.learner] <= MOST_NOTEBOOKS else f"not graded: {MOST_NOTEBOOKS} newer ones are"
-        )
-        kept.append(one._replace(problem=one.problem or too_many))
+        if not one.problem and counted[one.learner] > MOST_NOTEBOOKS:
+            one = one._replace(problem=f"not graded: {MOST_NOTEBOOKS} newer ones are")
+        kept.append(one)
     return sorted(kept, key=lambda one: one.file)
 
 
 def _in_folder(folder: Path, scratch: Path) -> Iterator[Submission]:
     unread: list[OSError] = []
     walked = os.walk(folder, onerror=unread.append)
-    for count, path in enumerate(
-        sorted(Path(place, name) for place, *names in walked for name in chain(*names))
-    ):
+    # folders, too: one that is called like a notebook, or a link to one, is refused below
+    paths = sorted(Path(place, name) for place, *names in walked for name in chain(*names))
+    for count, path in enumerate(paths):
         name = PurePosixPath(path.relative_to(folder).as_posix())
-        if _kind(name):
-            try:
-                held = path.lstat()
-                _refuse(held.st_mode, held.st_size if _kind(name) == ".ipynb" else 0)
-            except (OSError, ValueError) as error:
-                yield _unread(name, path, error)
-            else:
-                yield from _found(name, path, held.st_mtime, scratch / str(count), levels=2)
+        kind = _kind(name)
+        if not kind:
+            continue
+        try:
+            held = path.lstat()
+            _refuse(held.st_mode, held.st_size if kind == ".ipynb" else 0)
+        except (OSError, ValueError) as error:
+            yield _unread(name, path, error)
+        else:
+            yield from _found(name, path, held.st_mtime, scratch / str(count), levels=2)
     for error in unread:
         name = PurePosixPath(Path(error.filename).relative_to(folder).as_posix())
         yield _unread(name, folder, error)._replace(learner=f"{name}/x")
@@ -120,11 +126,11 @@ def _unread(name: PurePosixPath, path: Path, error: Exception, time: float = 0.0
 
 
 def _refuse(mode: int, size: int) -> None:
-    """Raises ValueError for what is not read. A link may lead to the solutions or to
-    another learner's work.
-    """
+    """Raise ValueError for what is not read: a link may lead to solutions or to another learner's work."""
+    if stat.S_ISLNK(mode):
+        raise ValueError("it is a link")
     if not stat.S_ISREG(mode):
-        raise ValueError("it is a link" if stat.S_ISLNK(mode) else "it is not a file")
+        raise ValueError("it is not a file")
     if size > LARGEST:
         raise ValueError(f"it is larger than {LARGEST // MB} MB")
 
@@ -149,15 +155,16 @@ def _found(name: PurePosixPath, path: Path, time: float, scratch: Path, levels: 
             raise ValueError("there is no notebook in it")
     except Exception as error:  # of any kind: zipfile and its decompressors promise none
         found = [_unread(name, path, error)]
-    theirs = str(name if of_canvas else inside / "x")
-    yield from (one._replace(learner=theirs) if is_learners else one for one in found)
+    if is_learners:
+        theirs = name if of_canvas else inside / "x"
+        found = [one._replace(learner=str(theirs)) for one in found]
+    yield from found
 
 
 def _in_archive(
     archive: Path, inside: PurePosixPath, scratch: Path, is_learners: bool, levels: int
 ) -> Iterator[Submission]:
-    """The notebooks of an archive, unpacked under numbers: a name in it decides nothing about where a file
-    goes.
+    """The notebooks of an archive, unpacked under numbers: no name in it decides where a file goes.
 
     Archives in it are opened if `levels` is not 0. May raise anything if the archive's list of files is
     damaged.
@@ -167,7 +174,8 @@ def _in_archive(
     with zipfile.ZipFile(archive) as opened:
         if is_learners and len(opened.infolist()) > MOST_FILES:
             raise ValueError(f"it holds more than {MOST_FILES} files")
-        left = min(left, MOST_BYTES) if is_learners else left
+        if is_learners:
+            left = min(left, MOST_BYTES)
         for count, entry in enumerate(opened.infolist()):
             name = inside / entry.filename.replace("\\", "/").lstrip("/")
             if entry.is_dir() or not _kind(name):
@@ -179,7 +187,8 @@ def _in_archive(
                 yield _unread(name, path, error, _time(entry))
             else:
                 yield from _found(name, path, _time(entry), scratch / str(count), levels)
-            left -= path.stat().st_size if path.exists() else 0
+            if path.exists():
+                left -= path.stat().st_size
 
 
 def _unpack(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path, left: int) -> None:
@@ -198,9 +207,9 @@ def problem_of(error: Exception) -> str:
         return "it is protected by a password"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return printable(
-        str(error) if type(error) is ValueError else f"it is damaged ({type(error).__name__}: {error})"
-    )
+    if type(error) is ValueError:  # a refusal in our own words; its subclasses are of damaged files
+        return printable(str(error))
+    return printable(f"it is damaged ({type(error).__name__}: {error})")
 
 
 def _time(entry: zipfile.ZipInfo) -> float:
@@ -212,11 +221,11 @@ def _time(entry: zipfile.ZipInfo) -> float:
 
 
 def _kind(name: PurePosixPath) -> str:
-    """ ".ipynb" or ".zip" for a file that somebody handed in; "" for others, checkpoints, and files that
-    macOS adds.
-    """
+    """ ".ipynb" or ".zip" for a file that was handed in; "" for others, checkpoints, and what macOS adds."""
     suffix = name.suffix.lower()
-    return suffix if suffix in (".ipynb", ".zip") and not NOBODYS & set(name.parts) else ""
+    if suffix not in (".ipynb", ".zip") or NOBODYS & set(name.parts):
+        return ""
+    return suffix
 
 
 def learner_of(name: PurePosixPath) -> str:
@@ -225,6 +234,9 @@ def learner_of(name: PurePosixPath) -> str:
     for folder in folders:
         if moodle := MOODLE.fullmatch(folder):
             return printable(moodle["learner"])
-    theirs = [folder for folder in folders if not LESSON.fullmatch(folder)]
-    canvas = CANVAS.fullmatch(name.stem)
-    return printable(theirs[0] if theirs else canvas["learner"] if canvas else name.stem)
+    for folder in folders:
+        if not LESSON.fullmatch(folder):
+            return printable(folder)
+    if canvas := CANVAS.fullmatch(name.stem):
+        return printable(canvas["learner"])
+    return printable(name.stem)

@@ -26,9 +26,10 @@ GPU = {"accelerator": "GPU", "colab": {"gpuType": "T4", "provenance": []}}
 """Metadata of a notebook in Colab when "T4 GPU" is chosen as the runtime's type."""
 
 SET_UP = Path(__file__).with_name("colab_set_up.txt")
+"""Code of the cell that fetches the course in Colab, with `CLONE` or `UNPACK` in it."""
+
 CONFIG = Path(__file__).with_name("nbgrader_config.txt")
-"""Code of the cell that fetches the course in Colab, with `CLONE` or `UNPACK` in it, and nbgrader's settings.
-"""
+"""nbgrader's settings."""
 
 CLONE = "    !git clone --quiet --depth 1 --branch {branch} {repository} {{COURSE}}"
 UNPACK = """    said = "Upload course.zip first: the folder at the left, then the arrow."
@@ -45,22 +46,19 @@ def colab_copies(folder: Path, repository: str | None, branch: str = "main") -> 
     something is there already, and for an address with what a shell would not take as one word.
     """
     refuse_used(folder)
-    for word in () if repository is None else (repository, branch):
-        if not re.fullmatch(r"[\w.~/@][\w.~/@:+%-]*", word):
-            raise ValueError(f"{word!r} is not a repository's address or a branch's name")
-    fetch = UNPACK if repository is None else CLONE.format(branch=branch, repository=repository)
+    if repository is None:
+        fetch = UNPACK
+    else:
+        for word in (repository, branch):
+            if not re.fullmatch(r"[\w.~/@][\w.~/@:+%-]*", word):
+                raise ValueError(f"{word!r} is not a repository's address or a branch's name")
+        fetch = CLONE.format(branch=branch, repository=repository)
+    set_up = SET_UP.read_text(encoding="utf-8")
     copies = []
     for name in FOLDERS:
         for path in numbered(ROOT / name):
-            cell = {
-                "cell_type": "code",
-                "id": "colab-set-up",
-                "metadata": {},
-                "outputs": [],
-                "execution_count": None,
-            }
             notebook = _read(path)
-            cell["source"] = SET_UP.read_text(encoding="utf-8").format(fetch=fetch, folder=name)
+            cell = _set_up_cell(set_up.format(fetch=fetch, folder=name))
             notebook["cells"].insert(_first_code(notebook["cells"]), cell)
             notebook["metadata"] |= GPU
             copies.append(_write(notebook, folder / name / path.name))
@@ -71,26 +69,38 @@ def colab_copies(folder: Path, repository: str | None, branch: str = "main") -> 
     return copies
 
 
+def _set_up_cell(source: str) -> dict[str, Any]:
+    return {
+        "cell_type": "code",
+        "id": "colab-set-up",
+        "metadata": {},
+        "outputs": [],
+        "execution_count": None,
+        "source": source,
+    }
+
+
 def nbgrader_source(folder: Path) -> list[Path]:
-    """Write nbgrader's settings and one assignment a lesson to `folder`, which must be new; returns the
-    assignments.
+    """Write nbgrader's settings and an assignment per lesson to `folder`, which must be new.
+
+    Returns the assignments.
     """
     refuse_used(folder)
-    assignments = [
-        _write(_assignment(_read(path)), folder / "source" / path.stem / path.name)
-        for path in numbered(ROOT / "solutions")
-    ]
+    assignments = []
+    for path in numbered(ROOT / "solutions"):
+        target = folder / "source" / path.stem / path.name
+        assignments.append(_write(_assignment(_read(path)), target))
     write_whole(folder / "nbgrader_config.py", CONFIG.read_text(encoding="utf-8"))
     return assignments
 
 
 def _assignment(solutions: dict[str, Any]) -> dict[str, Any]:
     """A lesson's solutions, marked as nbgrader wants them, without outputs and what is for teachers alone."""
-    kept = [
-        cell
-        for cell in solutions["cells"]
-        if not ONLY_IN_SOLUTIONS.intersection(cell["metadata"].get("tags", ()))
-    ]
+    kept = []
+    for cell in solutions["cells"]:
+        tags = cell["metadata"].get("tags", ())
+        if not ONLY_IN_SOLUTIONS.intersection(tags):
+            kept.append(cell)
     checks = check_cells({**solutions, "cells": kept})
     cells = [_marked(cell, cell["id"] in checks) for cell in kept]
     first = cells[_first_code(cells)]
@@ -101,14 +111,24 @@ def _assignment(solutions: dict[str, Any]) -> dict[str, Any]:
 def _marked(cell: dict[str, Any], is_check: bool) -> dict[str, Any]:
     """The cell without its outputs, and with nbgrader's metadata if it holds a solution or a check."""
     source = "".join(cell["source"])
-    cleared = {"outputs": [], "execution_count": None} if cell["cell_type"] == "code" else {}
-    is_solution = cell["cell_type"] == "code" and any(mark in source for mark in ANSWERS)
-    marks: dict[str, Any] = {}
+    is_code = cell["cell_type"] == "code"
+    is_solution = is_code and any(mark in source for mark in ANSWERS)
+    marked = dict(cell)
+    if is_code:
+        marked |= {"outputs": [], "execution_count": None}
+    metadata = dict(cell["metadata"])
     if is_solution or is_check:
-        marks = {"schema_version": 3, "grade_id": cell["id"], "locked": is_check, "task": False}
-        marks |= {"solution": is_solution, "grade": is_check} | ({"points": 1} if is_check else {})
-    metadata = {**cell["metadata"], **({"nbgrader": marks} if marks else {})}
-    return {**cell, **cleared, "source": source, "metadata": metadata}
+        metadata["nbgrader"] = {
+            "schema_version": 3,
+            "grade_id": cell["id"],
+            "locked": is_check,
+            "task": False,
+            "solution": is_solution,
+            "grade": is_check,
+        }
+    if is_check:
+        metadata["nbgrader"]["points"] = 1
+    return marked | {"source": source, "metadata": metadata}
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -126,19 +146,21 @@ def _first_code(cells: Sequence[dict[str, Any]]) -> int:
 
 
 def link(notebook: str, repository: str, branch: str, hub: str = "", colab: bool = False) -> str:
-    """A link that opens a notebook of a repository on a JupyterHub, where nbgitpuller fetches or renews the
-    course, in Colab, or on Binder, which builds the course's image. ValueError for Colab if the repository is
-    not on GitHub.
+    """A link that opens a notebook of a repository on a JupyterHub, in Colab, or on Binder.
+
+    On the hub, nbgitpuller fetches or renews the course; Binder builds the course's image. ValueError for
+    Colab if the repository is not on GitHub.
     """
     place = urlsplit(repository)
     if hub:
         folder = PurePosixPath(place.path.rstrip("/")).name.removesuffix(".git")  # where git puts it
         query = {"repo": repository, "branch": branch, "urlpath": f"lab/tree/{folder}/{notebook}"}
         return f"{hub.rstrip('/')}/hub/user-redirect/git-pull?{urlencode(query)}"
-    if colab and place.hostname != "github.com":
-        raise ValueError(f"Colab opens notebooks from GitHub, but {repository} is not on GitHub")
     if colab:
-        return f"https://colab.research.google.com/github{place.path.removesuffix('.git')}/blob/{branch}/{notebook}"
+        if place.hostname != "github.com":
+            raise ValueError(f"Colab opens notebooks from GitHub, but {repository} is not on GitHub")
+        name = place.path.removesuffix(".git")
+        return f"https://colab.research.google.com/github{name}/blob/{branch}/{notebook}"
     path = f"{quote(repository, safe='')}/{quote(branch, safe='')}"
     return f"https://mybinder.org/v2/git/{path}?{urlencode({'labpath': notebook})}"
 
@@ -154,9 +176,8 @@ def colab(chosen: Namespace) -> int:
 def nbgrader(chosen: Namespace) -> int:
     """`nbgrader FOLDER`: prints what was written."""
     written = nbgrader_source(chosen.folder)
-    print(
-        f"{len(written)} assignments in {chosen.folder / 'source'}. There: nbgrader generate_assignment NAME"
-    )
+    place = chosen.folder / "source"
+    print(f"{len(written)} assignments in {place}. There: nbgrader generate_assignment NAME")
     return 0
 
 

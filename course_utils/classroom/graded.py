@@ -61,14 +61,13 @@ class Graded(NamedTuple):
 
 
 def write_table(graded: Iterable[Graded], path: Path) -> None:
-    """Write a row for each notebook and exercise; `counts` is "no" where a newer notebook counts in its
-    place.
-    """
+    """Write a row for each notebook and exercise; `counts` is "no" where a newer notebook counts instead."""
     text = StringIO()
     rows = csv.writer(text)
     rows.writerow(["learner", "lesson", "exercise", "state", "said", "problem", "seconds", "file", "counts"])
     for one in graded:
-        for exercise, outcome in (one.outcomes or {"": Outcome("")}).items():
+        outcomes = one.outcomes or {"": Outcome("")}  # a row even for a notebook that could not be read
+        for exercise, outcome in outcomes.items():
             row = [
                 one.learner,
                 one.lesson,
@@ -77,55 +76,57 @@ def write_table(graded: Iterable[Graded], path: Path) -> None:
                 outcome.said,
                 one.problem,
                 f"{one.seconds:.0f}",
+                one.file,
+                "yes" if one.counts else "no",
             ]
-            rows.writerow(map(_plain, [*row, one.file, "yes" if one.counts else "no"]))
+            rows.writerow([_plain(cell) for cell in row])
     write_whole(path, text.getvalue(), newline="")
 
 
 def _plain(text: str) -> str:
-    """Text that no spreadsheet takes for a formula, whatever blanks come first, and wherever it splits a
-    line.
-    """
+    """Text that no spreadsheet takes for a formula, whatever blanks come first, wherever it splits a line."""
     inner = INNER_FORMULA.sub(r"\1'\2", text)
     first = next((letter for letter in text if letter.isprintable() and not letter.isspace()), "")
-    return f"'{inner}" if first in FORMULA or text.startswith(("\t", "\r", "\n")) else inner
+    if first in FORMULA or text.startswith(("\t", "\r", "\n")):
+        return f"'{inner}"  # a quotation mark makes it a text
+    return inner
 
 
 def printable(text: str) -> str:
-    """Text as one line that any file and terminal takes: no control characters, no lone surrogates, not too
-    long.
-    """
+    """Text as one line for any file and terminal: no control characters, no lone surrogates, not too long."""
     cleaned = "".join(" " if category(letter) in ("Cc", "Cs", "Zl", "Zp") else letter for letter in text)
     shortened = " ".join(cleaned.split())
-    return shortened if len(shortened) <= LONGEST else f"{shortened[:LONGEST]}…"
+    if len(shortened) > LONGEST:
+        return f"{shortened[:LONGEST]}…"
+    return shortened
 
 
 STYLE = Path(__file__).with_name("class_page.css").read_text(encoding="utf-8")
 
 
 def class_page(graded: Sequence[Graded], isolation: str = "") -> str:
-    """A page of HTML that needs no network: a table a lesson, the commonest messages, what kept the notebooks
-    apart.
-    """
-    lessons = sorted({one.lesson for one in graded if one.counts and one.lesson})
-    parts = [
-        _lesson(lesson, [one for one in graded if one.counts and one.lesson == lesson]) for lesson in lessons
-    ]
+    """A page of HTML that needs no network: a table per lesson, the commonest messages, the isolation."""
+    counted = [one for one in graded if one.counts]
+    lessons = sorted({one.lesson for one in counted if one.lesson})
+    parts = [_lesson(lesson, [one for one in counted if one.lesson == lesson]) for lesson in lessons]
     older = [f"{one.file}: {one.passed} of {len(one.outcomes)}" for one in graded if not one.counts]
     unread = [f"{one.file or one.learner}: {one.problem}" for one in graded if not one.lesson]
-    parts += _items("h2", "Not counted: their learners handed in newer ones", older)
-    parts += _items("h2", "Not graded", unread)
+    if older:
+        parts.append(_items("h2", "Not counted: their learners handed in newer ones", older))
+    if unread:
+        parts.append(_items("h2", "Not graded", unread))
     if isolation:
         parts.append(f"<h2>What kept the notebooks apart</h2><p>{escape(isolation)}</p>")
-    head = "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>The class</title>"
-    head += "<meta name='viewport' content='width=device-width, initial-scale=1'>"
+    head = (
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>The class</title>"
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
+    )
     return f"{head}<style>\n{STYLE}</style></head><body><h1>The class</h1>{''.join(parts)}</body></html>"
 
 
-def _items(tag: str, title: str, items: Sequence[str]) -> list[str]:
-    return [f"<{tag}>{title}</{tag}><ul>{''.join(f'<li>{escape(item)}</li>' for item in items)}</ul>"] * bool(
-        items
-    )
+def _items(tag: str, title: str, items: Sequence[str]) -> str:
+    listed = "".join(f"<li>{escape(item)}</li>" for item in items)
+    return f"<{tag}>{title}</{tag}><ul>{listed}</ul>"
 
 
 def _lesson(lesson: str, graded: Sequence[Graded]) -> str:
@@ -135,7 +136,8 @@ def _lesson(lesson: str, graded: Sequence[Graded]) -> str:
     shares = []
     said = []
     for one in sorted(graded, key=lambda one: (-one.passed, one.learner)):
-        signs = [f"{STATES[state]} {state}" for state in (one.outcomes[name].state for name in exercises)]
+        states = [one.outcomes[name].state for name in exercises]
+        signs = [f"{STATES[state]} {state}" for state in states]
         rows.append([one.learner, *signs, f"{one.passed} of {len(one.outcomes)}", one.problem])
     for name in exercises:
         outcomes = [one.outcomes[name] for one in graded]
@@ -144,6 +146,7 @@ def _lesson(lesson: str, graded: Sequence[Graded]) -> str:
         said += [f"{name}, {count} ×: {words}" for words, count in common]
     table = html_table([*rows, ["passed by", *shares, "", ""]], words=len(rows[0]), totals=True)
     wide = f"<div class='wide' role='region' aria-label='Lesson {lesson}' tabindex='0'>{table}</div>"
-    return "".join(
-        [f"<h2>Lesson {lesson}</h2>{wide}", *_items("h3", "What the checks said most often", said)]
-    )
+    section = f"<h2>Lesson {lesson}</h2>{wide}"
+    if said:
+        section += _items("h3", "What the checks said most often", said)
+    return section

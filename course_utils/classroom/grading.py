@@ -1,5 +1,4 @@
-"""Collect and grade a folder of notebooks: each alone in a process with limits, a table and a page for the
-class.
+"""Collect and grade a folder of notebooks, each alone in a process with limits; write a table and a page.
 
 A notebook that crashes, hangs, fills memory or its folder, cannot be read, or leaves processes behind costs
 only itself: it gets a remark. docs/classroom.md says what code written to do harm can do on which system.
@@ -12,6 +11,7 @@ import time
 from argparse import Namespace
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -30,48 +30,45 @@ DEFAULTS = Limits()
 
 
 def grade(place: Path, most: Limits = DEFAULTS, jobs: int = 2) -> list[Graded]:
-    """Grade every notebook in a folder or an archive, `jobs` at a time, and print a line for each that is
-    done.
+    """Grade every notebook in a folder or an archive, `jobs` at a time; print a line for each that is done.
 
     Whatever is wrong with a submission becomes its `problem`. Raises ValueError as `collected` and
     `isolation` do.
     """
     with TemporaryDirectory(prefix="course-collected-") as scratch:
         found = collected(place, Path(scratch))
-        isolation()
-
-        def one(submission: Submission) -> Graded:
-            graded = Graded(submission.learner, "", {}, submission.problem, 0.0)
-            if not submission.problem:
-                try:
-                    graded = grade_notebook(submission.path, submission.learner, most)
-                except Exception as error:  # of any kind: the others have to be graded
-                    graded = graded._replace(problem=f"cannot be graded: {problem_of(error)}")
-            graded = graded._replace(file=submission.file)
-            count = f"{graded.passed} of {len(graded.outcomes)}" if graded.outcomes else "nothing"
-            print(
-                f"{graded.learner}: {count} passed{f' ({graded.problem})' if graded.problem else ''}",
-                flush=True,
-            )
-            return graded
-
+        isolation()  # before threads are started, as it asks
         with ThreadPoolExecutor(jobs) as pool:
-            return _counted(found, list(pool.map(one, found)))
+            graded = list(pool.map(partial(_grade_and_print, most=most), found))
+        return _counted(found, graded)
+
+
+def _grade_and_print(submission: Submission, most: Limits) -> Graded:
+    graded = Graded(submission.learner, "", {}, submission.problem, 0.0)
+    if not submission.problem:
+        try:
+            graded = grade_notebook(submission.path, submission.learner, most)
+        except Exception as error:  # of any kind: the others have to be graded
+            graded = graded._replace(problem=f"cannot be graded: {problem_of(error)}")
+    graded = graded._replace(file=submission.file)
+    count = f"{graded.passed} of {len(graded.outcomes)}" if graded.outcomes else "nothing"
+    remark = f" ({graded.problem})" if graded.problem else ""
+    print(f"{graded.learner}: {count} passed{remark}", flush=True)
+    return graded
 
 
 def _counted(found: Sequence[Submission], graded: Sequence[Graded]) -> list[Graded]:
-    """The same, in which of a learner's notebooks of one lesson only the newest counts; of equally old, the
-    last.
-    """
+    """The same; of a learner's notebooks of one lesson only the newest counts, of equally old the last."""
     latest: dict[tuple[str, str], tuple[float, str]] = {}
     for submission, one in zip(found, graded, strict=True):
         key = (one.learner, one.lesson)
         age = (submission.time, one.file)
         latest[key] = max(latest.get(key, age), age)
-    return [
-        one._replace(counts=not one.lesson or latest[one.learner, one.lesson][1] == one.file)
-        for one in graded
-    ]
+    counted: list[Graded] = []
+    for one in graded:
+        _, newest = latest[one.learner, one.lesson]
+        counted.append(one._replace(counts=not one.lesson or one.file == newest))
+    return counted
 
 
 def grade_notebook(path: Path, learner: str, most: Limits = DEFAULTS) -> Graded:
@@ -114,13 +111,13 @@ def reference_of(submitted: dict[str, Any]) -> dict[str, Any]:
 
 
 def _likeness(submitted: dict[str, Any], reference: dict[str, Any]) -> int:
-    """Number of the reference's cells in the submission, by id; without ids, number of
-    its checks, by source.
-    """
+    """Number of the reference's cells in the submission, by id; without ids, of its checks, by source."""
     ids = {_id(cell) for cell in submitted["cells"]}
     by_id = sum(cell["id"] in ids for cell in reference["cells"])
     sources = {"".join(cell["source"]).strip() for cell in submitted["cells"]}
-    return by_id or sum(check["source"] in sources for check in check_cells(reference).values())
+    if by_id:
+        return by_id
+    return sum(check["source"] in sources for check in check_cells(reference).values())
 
 
 def _id(cell: dict[str, Any]) -> str:
@@ -145,21 +142,23 @@ def merged(submitted: dict[str, Any], reference: dict[str, Any]) -> list[dict[st
     for cell in submitted["cells"]:
         if cell["cell_type"] == "code":
             source = "".join(cell["source"])
-            own = checks.pop(_id(cell), None) or checks.pop(without_id.get(source.strip(), ""), None)
-            cells.append(own or {"source": source})
+            check = checks.pop(_id(cell), None)
+            if check is None:
+                check = checks.pop(without_id.get(source.strip(), ""), None)
+            cells.append(check or {"source": source})
     return [*cells, *checks.values()]
 
 
 def check_cells(reference: dict[str, Any]) -> dict[str, dict[str, str]]:
-    """The cells of an exercise notebook that call a check, by id, each with the number of its exercise
-    ("06.1").
-    """
+    """The cells of an exercise notebook that call a check, by id, with their exercise's number ("06.1")."""
     found = {}
     exercise = ""
     for cell in reference["cells"]:
         source = "".join(cell["source"])
-        if cell["cell_type"] == "markdown" and (heading := HEADING.search(source)):
-            exercise = f"{lesson_of(reference)}.{heading[1]}"
+        if cell["cell_type"] == "markdown":
+            heading = HEADING.search(source)
+            if heading:
+                exercise = f"{lesson_of(reference)}.{heading[1]}"
         if cell["cell_type"] == "code" and CHECK.match(source):
             found[cell["id"]] = {"source": source, "exercise": exercise}
     return found
@@ -170,12 +169,14 @@ def run(chosen: Namespace) -> int:
     if min(chosen.minutes, chosen.memory, chosen.disk) <= 0 or chosen.jobs < 1:
         raise ValueError("--minutes, --memory and --disk must be above 0, --jobs at least 1")
     chosen.out.mkdir(parents=True, exist_ok=True)
+    table = chosen.out / "grades.csv"
+    page = chosen.out / "class.html"
     most = Limits(60 * chosen.minutes, int(chosen.memory * GB), int(chosen.disk * MB))
     graded = grade(chosen.folder, most, chosen.jobs)
-    write_table(graded, chosen.out / "grades.csv")
-    write_whole(chosen.out / "class.html", class_page(graded, isolation().words))
+    write_table(graded, table)
+    write_whole(page, class_page(graded, isolation().words))
     print(isolation().words)
     older = sum(not one.counts for one in graded)
     words = f", {older} of them not counted: their learners handed in newer ones" if older else ""
-    print(f"{len(graded)} notebooks{words}: {chosen.out / 'grades.csv'}, {chosen.out / 'class.html'}")
+    print(f"{len(graded)} notebooks{words}: {table}, {page}")
     return 0

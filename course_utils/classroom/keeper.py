@@ -1,5 +1,4 @@
-"""Keep one notebook that is graded: start its worker, behind walls where there are any, and end all that it
-started.
+"""Keep one notebook that is graded: start its worker, behind walls if there are any, and end all it started.
 
 Run as `python -m course_utils.classroom.keeper`, with the task on stdin. Prints why the notebook did not end
 by itself and well, or nothing. The worker's results go to stderr, which is a file of the grader's.
@@ -34,9 +33,7 @@ MOST_PROCESSES = 1000
 
 
 class Limits(NamedTuple):
-    """Limits of one notebook: seconds of the processor, bytes of addresses for each
-    process, bytes of files.
-    """
+    """Limits of one notebook: seconds of the processor, bytes of addresses per process, bytes of files."""
 
     seconds: float = 300.0
     memory: int = 12 * GB  # torch alone maps several GB and uses few
@@ -53,15 +50,14 @@ def main() -> int:
     os.lseek(0, 0, os.SEEK_SET)  # the worker reads the same file
     home = Path(task["home"])
     limits = Limits(**task["limits"])
+    hidden = [Path(path) for path in task["hidden"]]
     is_walled = task["kind"] == "walls"
     if sys.platform == "linux":
         prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)  # however the grader ends
         if os.getppid() != task["grader"]:
             return 1
         try:
-            _prepare(
-                home, limits, task["shown"] if is_walled else [], [Path(path) for path in task["hidden"]]
-            )
+            _prepare(home, limits, task["shown"] if is_walled else [], hidden)
         except OSError as error:
             print(f"{REFUSED}{error.strerror}", flush=True)
             return 0
@@ -74,9 +70,7 @@ def main() -> int:
 
 
 def _prepare(home: Path, limits: Limits, shown: list[str], hidden: list[Path]) -> None:
-    """Raise walls, if something is to be shown behind them; in any case become the parent of every orphan
-    (Linux).
-    """
+    """Raise walls, if something is to be shown behind them; always become the parent of orphans (Linux)."""
     import resource
 
     from .walls import SET_DUMPABLE, enter
@@ -115,32 +109,36 @@ def _keep(home: Path, limits: Limits, is_walled: bool) -> str:
 
 def ended(code: int, limits: Limits) -> str:
     """The remark on an exit code; "" for 0."""
+    if code == 0:
+        return ""
     if code == NOT_FENCED:
         return f"{REFUSED}there is no Landlock"
-    if code in (-getattr(signal, "SIGXCPU", 0), -getattr(signal, "SIGKILL", 0)) and code:
+    # Windows has neither
+    by_limit = [getattr(signal, name) for name in ("SIGXCPU", "SIGKILL") if hasattr(signal, name)]
+    if -code in by_limit:
         return (
-            f"ended by a signal: more than {limits.seconds:g} s of the processor, too much memory, or its own"
-            " doing"
+            f"ended by a signal: more than {limits.seconds:g} s of the processor,"
+            " too much memory, or its own doing"
         )
-    if code >= 0:
-        return f"ended itself with code {code}" if code else ""
-    return f"crashed ({next((one.name for one in signal.Signals if one == -code), f'signal {-code}')})"
+    if code > 0:
+        return f"ended itself with code {code}"
+    name = next((one.name for one in signal.Signals if one == -code), f"signal {-code}")
+    return f"crashed ({name})"
 
 
 def _wrote_too_much(home: Path, limits: Limits, is_walled: bool) -> str:
     try:
         if is_walled:  # a file system of its own, which is full, too, if it can hold no more files
             held = os.statvfs("/")
-            used = (held.f_blocks - (held.f_bfree if held.f_ffree else 0)) * held.f_frsize
+            free = held.f_bfree if held.f_ffree else 0
+            used = (held.f_blocks - free) * held.f_frsize
         else:
             used = folder_bytes(home)
     except OSError as error:  # a folder without permissions, or deeper than a path can be long
         return f"ended: what it wrote cannot be counted ({error.strerror})"
-    return (
-        f"ended: it wrote more than {limits.disk // MB} MB of files, or too many"
-        if used > limits.disk
-        else ""
-    )
+    if used <= limits.disk:
+        return ""
+    return f"ended: it wrote more than {limits.disk // MB} MB of files, or too many"
 
 
 def folder_bytes(folder: Path) -> int:
@@ -154,14 +152,13 @@ def folder_bytes(folder: Path) -> int:
                     folders.append(entry.path)
                 with suppress(FileNotFoundError):
                     found = entry.stat(follow_symlinks=False)
-                    total += BLOCK * (1 + getattr(found, "st_blocks", found.st_size // BLOCK + 1))
+                    blocks = getattr(found, "st_blocks", found.st_size // BLOCK + 1)  # Windows counts none
+                    total += BLOCK * (1 + blocks)
     return total
 
 
 def _end(worker: "subprocess.Popen[bytes]") -> None:
-    """End the worker and all that it started: its session everywhere but on Windows; on Linux every
-    descendant.
-    """
+    """End the worker and all that it started: its session; on Linux every descendant; on Windows it alone."""
     if sys.platform == "win32":
         worker.kill()
         worker.wait()

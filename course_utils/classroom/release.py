@@ -1,6 +1,4 @@
-"""A copy of the course for learners: everything but solutions, their sources and the
-tests that hold answers.
-"""
+"""A copy of the course for learners: all but solutions, their sources and the tests that hold answers."""
 
 import shutil
 from argparse import Namespace
@@ -25,33 +23,32 @@ def release(target: Path, root: Path = ROOT) -> list[Path]:
     solved.
     """
     refuse_used(target)
-    if any(
-        target.resolve().is_relative_to(path.resolve())
-        for path in (*(root / name for name in FOLDERS), PACKAGE)
-    ):
+    copied = [*(root / name for name in FOLDERS), PACKAGE]
+    if any(target.resolve().is_relative_to(path.resolve()) for path in copied):
         raise ValueError(f"{target} is inside a folder that is copied: choose another")
     for notebook in notebooks(root / "exercises"):
         text = notebook.read_text(encoding="utf-8")
         if any(mark in text for mark in ANSWERS):
-            raise ValueError(
-                f"{notebook.name} holds a solution: build it again, python3 -m course_utils build"
-            )
+            again = "python3 -m course_utils build"
+            raise ValueError(f"{notebook.name} holds a solution: build it again, {again}")
     target.mkdir(parents=True, exist_ok=True)
-    sources = {
-        name: root / name if (root / name).exists() else SHIPPED / name
-        for name in (*FOLDERS, *FILES, *TESTING)
-    }
     for name in FOLDERS:
-        shutil.copytree(sources[name], target / name, ignore=shutil.ignore_patterns(*LEFT_OUT))
+        shutil.copytree(_source(root, name), target / name, ignore=shutil.ignore_patterns(*LEFT_OUT))
     shutil.copytree(PACKAGE, target / "course_utils", ignore=shutil.ignore_patterns(*LEFT_OUT, "course"))
     (target / "tests").mkdir()
     for name in (*FILES, *TESTING):
-        shutil.copy2(sources[name], target / name)
+        shutil.copy2(_source(root, name), target / name)
     return sorted(path.relative_to(target) for path in target.iterdir())
 
 
+def _source(root: Path, name: str) -> Path:
+    """A file or folder of this course, or of the one that the package ships, if this one has none."""
+    own = root / name
+    return own if own.exists() else SHIPPED / name
+
+
 def refuse_used(folder: Path) -> None:
-    """Raises ValueError if something is in the folder already."""
+    """Raise ValueError if something is in the folder already."""
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty: choose a new folder, because nothing is overwritten")
 

@@ -24,15 +24,11 @@ class Lesson(NamedTuple):
 
 
 Item = tuple[str, tuple[int, ...] | int]
-"""A lesson's number with some of its exercises, or none for the lesson itself; or something else and its
-minutes.
-"""
+"""A lesson's number with some of its exercises, or none for the lesson; or something else and its minutes."""
 
 
 class Day(NamedTuple):
-    """A syllabus, or a day of one: its title, the minutes that there are, why it is cut so, and its pieces in
-    order.
-    """
+    """A syllabus, or a day of one: title, the minutes there are, why it is cut so, its pieces in order."""
 
     title: str
     minutes: int
@@ -41,9 +37,11 @@ class Day(NamedTuple):
 
 
 def _days() -> Iterator[Day]:
-    for day in tomllib.loads(Path(__file__).with_name("syllabi.toml").read_text(encoding="utf-8"))["days"]:
-        items = ((what, tuple(rest) if isinstance(rest, list) else rest) for what, rest in day["items"])
-        yield Day(day["title"], day["minutes"], " ".join(day["why"].split()), tuple(items))
+    content = tomllib.loads(Path(__file__).with_name("syllabi.toml").read_text(encoding="utf-8"))
+    for day in content["days"]:
+        why = " ".join(day["why"].split())
+        items = [(what, tuple(rest) if isinstance(rest, list) else rest) for what, rest in day["items"]]
+        yield Day(day["title"], day["minutes"], why, tuple(items))
 
 
 DAYS = tuple(_days())
@@ -51,9 +49,10 @@ DAYS = tuple(_days())
 
 def lessons(root: Path = ROOT) -> dict[str, Lesson]:
     """Every lesson by number, "07" or "07b". ValueError for one that does not state its title and minutes."""
-    return {
-        number_of(path): _read(path, root / "exercises" / path.name) for path in numbered(root / "notebooks")
-    }
+    found: dict[str, Lesson] = {}
+    for path in numbered(root / "notebooks"):
+        found[number_of(path)] = _read(path, root / "exercises" / path.name)
+    return found
 
 
 def _read(path: Path, exercises: Path) -> Lesson:
@@ -63,7 +62,8 @@ def _read(path: Path, exercises: Path) -> Lesson:
     if title is None or minutes is None:
         raise ValueError(f"{path.name} does not state its title, or its minutes in bold")
     found = EXERCISE.findall(text_of(exercises)) if exercises.exists() else []
-    return Lesson(path.name, title[1], int(minutes[1]), {int(number): int(time) for number, time in found})
+    times = {int(number): int(time) for number, time in found}
+    return Lesson(path.name, title[1], int(minutes[1]), times)
 
 
 def described(item: Item, known: dict[str, Lesson]) -> tuple[str, int]:
@@ -75,14 +75,13 @@ def described(item: Item, known: dict[str, Lesson]) -> tuple[str, int]:
     if not exercises:
         return f"[Lesson {what} · {lesson.title}](../notebooks/{lesson.file})", lesson.minutes
     noun = "exercises" if len(exercises) > 1 else "exercise"
-    words = f"[Lesson {what}'s {noun}](../exercises/{lesson.file}) {', '.join(map(str, exercises))}"
+    numbers = ", ".join(str(number) for number in exercises)
+    words = f"[Lesson {what}'s {noun}](../exercises/{lesson.file}) {numbers}"
     return words, sum(lesson.exercises[number] for number in exercises)
 
 
 def page(root: Path = ROOT) -> str:
-    """The page of the website. ValueError for a lesson without its minutes; KeyError for one that is not
-    there.
-    """
+    """The page of the website. ValueError for a lesson without its minutes; KeyError for an unknown one."""
     known = lessons(root)
     parts = ["# Syllabi", INTRODUCTION, *(_day(day, known) for day in DAYS), _alone(known)]
     return "\n\n".join(parts) + "\n"
@@ -94,32 +93,34 @@ length of the text and what its cells take; no class has been timed yet. Lunch i
 
 
 def _day(day: Day, known: dict[str, Lesson]) -> str:
-    rows = []
+    lines = [f"## {day.title}", day.why, "", "| from | what | minutes |", "|---|---|---|"]
     clock = 0
-    for words, minutes in (described(item, known) for item in day.items):
-        rows.append(f"| {clock // 60}:{clock % 60:02d} | {words} | {minutes} |")
+    for item in day.items:
+        words, minutes = described(item, known)
+        lines.append(f"| {_hours(clock)} | {words} | {minutes} |")
         clock += minutes
-    table = [
-        "| from | what | minutes |",
-        "|---|---|---|",
-        *rows,
-        f"| {clock // 60}:{clock % 60:02d} | end | |",
-    ]
-    return "\n".join([f"## {day.title}", day.why, "", *table])
+    lines.append(f"| {_hours(clock)} | end | |")
+    return "\n".join(lines)
+
+
+def _hours(minutes: int) -> str:
+    """ "1:05" for 65 minutes."""
+    return f"{minutes // 60}:{minutes % 60:02d}"
 
 
 def _alone(known: dict[str, Lesson]) -> str:
-    practice = {number: sum(lesson.exercises.values()) for number, lesson in known.items()}
-    rows = [
-        f"| [{number} · {lesson.title}](../notebooks/{lesson.file}) | {lesson.minutes} |"
-        f" {practice[number] or ''} |"
-        for number, lesson in known.items()
-    ]
-    total = f"| all | {sum(lesson.minutes for lesson in known.values())} | {sum(practice.values())} |"
     words = (
-        "In order, a lesson on one evening and its exercises on the next. In a hurry, take the core path"
-        " above; the lessons say at the top what they need."
+        "In order, a lesson on one evening and its exercises on the next."
+        " In a hurry, take the core path above; the lessons say at the top what they need."
     )
-    return "\n".join(
-        ["## Alone", words, "", "| lesson | minutes | its exercises |", "|---|---|---|", *rows, total]
-    )
+    lines = ["## Alone", words, "", "| lesson | minutes | its exercises |", "|---|---|---|"]
+    all_minutes = 0
+    all_practice = 0
+    for number, lesson in known.items():
+        practice = sum(lesson.exercises.values())
+        title = f"[{number} · {lesson.title}](../notebooks/{lesson.file})"
+        lines.append(f"| {title} | {lesson.minutes} | {practice or ''} |")
+        all_minutes += lesson.minutes
+        all_practice += practice
+    lines.append(f"| all | {all_minutes} | {all_practice} |")
+    return "\n".join(lines)

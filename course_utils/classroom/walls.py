@@ -54,8 +54,7 @@ SIGNALS_SINCE, SCOPE_SIGNALS, NETWORK_SINCE = 6, 2, 4
 
 
 def enter(shown: Sequence[Path], hidden: Sequence[Path], home: Path, size: int) -> None:
-    """Go on behind walls, in a child of this process. The process itself waits for it and ends with its exit
-    code.
+    """Go on behind walls, in a child of this process, which waits for it and ends with its exit code.
 
     Below the new root is what is `shown`, but of what lies within a `hidden` folder only what is `shown` by
     name. `home`, an empty folder, is the one place for files, of `size` bytes with everything else that is
@@ -91,14 +90,9 @@ def _call(name: str, *arguments: object) -> int:
 
 
 def _mount(source: Path | str, target: Path, kind: str | None, flags: int, options: str = "") -> None:
-    _call(
-        "mount",
-        os.fsencode(source),
-        os.fsencode(target),
-        kind and kind.encode(),
-        ctypes.c_ulong(flags),
-        options.encode(),
-    )
+    file_system = kind.encode() if kind else None
+    where = (os.fsencode(source), os.fsencode(target))
+    _call("mount", *where, file_system, ctypes.c_ulong(flags), options.encode())
 
 
 def _furnish(shown: Sequence[Path], hidden: Sequence[Path], home: Path, size: int) -> None:
@@ -133,16 +127,15 @@ def _furnish(shown: Sequence[Path], hidden: Sequence[Path], home: Path, size: in
 
 
 def _show(path: Path, root: Path) -> None:
-    """Make `path` visible below `root`, read-only; a link as a link, and nothing that is there already, or
-    nowhere.
-    """
+    """Make `path` visible below `root`, read-only; a link as a link; nothing that is there, or nowhere."""
     target = root / path.relative_to("/")
     if target.exists() or not path.exists():
         return
     target.parent.mkdir(parents=True, exist_ok=True)
+    leads_to = path.resolve()
     # /bin is a part of /usr by now
-    if path.is_symlink() and (root / path.resolve().relative_to("/")).exists():
-        target.symlink_to(path.resolve())
+    if path.is_symlink() and (root / leads_to.relative_to("/")).exists():
+        target.symlink_to(leads_to)
         return
     if path.is_dir():
         target.mkdir()
@@ -163,13 +156,17 @@ def _give_up_privileges() -> None:
 
 
 def enclose(shown: Iterable[Path], home: Path) -> None:
-    """Put up a fence: what is `shown` can be read, files below `home` used, no others. OSError without
-    Landlock.
-    """
+    """Put up a fence: `shown` can be read, files below `home` used, no others. OSError without Landlock."""
     version = _call("syscall", CREATE_RULESET, None, 0, ASK_VERSION)
-    every = (1 << max(count for since, count in RIGHTS.items() if since <= version)) - 1
-    sizes = [every] + [0] * (version >= NETWORK_SINCE) + [SCOPE_SIGNALS] * (version >= SIGNALS_SINCE)
-    rules = struct.pack(f"{len(sizes)}Q", *sizes)
+    count = max(count for since, count in RIGHTS.items() if since <= version)
+    every = (1 << count) - 1
+    # struct landlock_ruleset_attr has grown: its members for files, the network (all allowed) and scopes
+    members = [every]
+    if version >= NETWORK_SINCE:
+        members.append(0)
+    if version >= SIGNALS_SINCE:
+        members.append(SCOPE_SIGNALS)
+    rules = struct.pack(f"{len(members)}Q", *members)
     ruleset = _call("syscall", CREATE_RULESET, rules, len(rules), 0)
     for path in (Path("/proc"), *shown):
         _allow(ruleset, path, EXECUTE | READ_FILE | READ_FOLDER)

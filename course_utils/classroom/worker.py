@@ -1,5 +1,4 @@
-"""Run one notebook that is graded: `keeper` starts this, with the task on stdin and a file for the results as
-stdout.
+"""Run one notebook that is graded: `keeper` starts this, with the task on stdin and results going to stdout.
 
 The learner's cells run one after another as in a notebook. Each check cell is the course's own, not the
 learner's copy of it, with the functions of the checks put back to what they were before the learner's code
@@ -44,10 +43,10 @@ def main() -> int:
 
 
 def limit(memory: int, seconds: float) -> None:
-    """Let the system end this process, or refuse it, beyond these bytes of memory, this processor time, 100
-    MB a file.
+    """Let the system end this process, or refuse it, beyond these limits, or 100 MB per file.
 
-    Windows has no such limits: there only the time-out of the process that started it holds.
+    `memory` is in bytes, `seconds` are of the processor. Windows has no such limits: there only the time-out
+    of the process that started it holds.
     """
     if sys.platform == "win32":
         return
@@ -86,21 +85,18 @@ def outcome(error: BaseException | None, said: str) -> tuple[str, str]:
     from ..interactive.feedback import CheckFailed, NotSolved
 
     if error is None:
-        return "passed" if re.search("^✓", said, re.MULTILINE) else "not checked", ""
+        passed = re.search("^✓", said, re.MULTILINE)
+        return ("passed" if passed else "not checked"), ""
     words = " ".join(str(error).split())
     if isinstance(error, NotSolved):
         return "not solved", words
-    return (
-        ("not right", words)
-        if isinstance(error, CheckFailed)
-        else ("error", f"{type(error).__name__}: {words}")
-    )
+    if isinstance(error, CheckFailed):
+        return "not right", words
+    return "error", f"{type(error).__name__}: {words}"
 
 
 class Shortened(io.StringIO):
-    """Keeps the first characters, as many as a person would read, so that endless
-    printing fills no memory.
-    """
+    """Keeps as many first characters as a person would read, so that endless printing fills no memory."""
 
     def write(self, text: str, /) -> int:
         if self.tell() < 10_000:
