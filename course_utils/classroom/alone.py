@@ -53,7 +53,7 @@ KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "DYLD_LIB
 
 @dataclass(frozen=True)
 class Isolation:
-    """The learners' course, what keeps others apart ("walls", "fence", ""), what is shown, why not more."""
+    """Learners' course, what keeps notebooks apart ("walls", "fence", ""), what is shown, why not more."""
 
     course: Path
     kind: str
