@@ -37,7 +37,9 @@ def micro_batch(real: int) -> MicroBatch:
     length = real // 2 + 4
     dice = torch.Generator().manual_seed(real)
     tokens, targets = torch.randint(WORDS, (2, 3, length), generator=dice)
-    return tokens, targets.masked_fill(real <= torch.arange(3 * length).reshape(length, 3).T, IGNORED)
+    # counted from position to position, so that the three sequences have about as many real tokens each
+    places = torch.arange(3 * length).reshape(length, 3).T
+    return tokens, targets.masked_fill(real <= places, IGNORED)
 
 
 class Bigrams(nn.Module):
@@ -152,7 +154,7 @@ PASS_HINTS = {"has no len()": STREAM, "not subscriptable": STREAM, **UNUSED}
     "Seven streams run, with two epochs each: this takes up to ten seconds.",
 )
 def train_pass(answer: Any) -> None:
-    """`answer(model, optimizer, loader, k)` takes a step per k micro-batches and returns the mean losses."""
+    """`answer(model, optimizer, loader, k)` steps per k micro-batches and returns each step's mean loss."""
     asked = partial(call, answer, returns=(list, tuple), may_change=range(4), hints=PASS_HINTS)
     held = 0
     for name, (counts, k) in STREAMS.items():

@@ -21,7 +21,8 @@ from ..shared.judging import counted, forward_backward, same, seeded
 
 # --------------------------------------------------------------------------------------------------
 # 05.1: expressions
-# expressions that the lesson has not shown, of two tensors of one shape
+
+# those that the lesson has not shown, of two tensors of one shape
 EXPRESSIONS: dict[str, Callable[..., torch.Tensor]] = {
     "tanh(x + y)": lambda x, y: torch.tanh(x + y),
     "relu(x) ** 2": lambda x, y: torch.relu(x) ** 2,
@@ -246,11 +247,12 @@ def lean(answer: Any) -> None:
         run = partial(call, answer, block, returns=torch.Tensor)
         got, work = counted(run, [x], block.parameters())
         mine = list(block.log)
-        mode = "In training" if training else "With `block.eval()`"
         if training:
+            mode = "In training"
             which = "Does it drop what the block drops, at its rate, only in training?"
             why = "Does the second forward drop the same?"
         else:
+            mode = "With `block.eval()`"
             which = "Is the norm complete (weight, bias, eps)? Is it SiLU, is x added, nothing dropped?"
             why = "Does x reach the output by both paths?"
         close = same([got.output], [wanted.output], 1e-4)
@@ -260,15 +262,7 @@ def lean(answer: Any) -> None:
             slopes,
             f"{mode}, the output is right, but a gradient is not. {why} Do you keep everything in fp32?",
         )
-        expect(mine[:1] == [0.5], "The old entries of `block.log` are gone. Append to it.")
-        expect(len(mine) == 2, f"A step must log one number. Yours logs {len(mine) - 1}.")
-        if isinstance(mine[1], torch.Tensor):
-            many = f"Your log has a tensor of {mine[1].numel():,} numbers. Log one number."
-            expect(mine[1].numel() == 1, many)
-            graph = "Your log holds a graph, and everything that the graph keeps. A number is enough."
-            expect(not mine[1].requires_grad, graph)
-        logged = of_kind(mine[1], Real, "Your log's entry is")
-        expect(abs(logged - log[0].item()) < 1e-4, "You log another number than the block does.")
+        _expect_one_logged(mine, log[0].item())
         expect(work <= least, "A matrix product runs a second time. Run only cheap operations again.")
         # fp32 numbers per token beyond x, the norm's output, gate, up and down's input
         over = (got.kept - STATE - tokens * (4 * (2 * h + 3 * ffn) + AROUND)) / tokens / 4
@@ -276,6 +270,19 @@ def lean(answer: Any) -> None:
         expect(over < ffn / 2, wide)
         besides = "You keep too much besides the wide tensors. The norm's tensors, or copies of weights?"
         expect(over <= 0, besides)
+
+
+def _expect_one_logged(log: list[Any], wanted: float) -> None:
+    """Raise CheckFailed unless a step has appended `wanted` alone to a log that had one entry of 0.5."""
+    expect(log[:1] == [0.5], "The old entries of `block.log` are gone. Append to it.")
+    expect(len(log) == 2, f"A step must log one number. Yours logs {len(log) - 1}.")
+    entry = log[1]
+    if isinstance(entry, torch.Tensor):
+        expect(entry.numel() == 1, f"Your log has a tensor of {entry.numel():,} numbers. Log one number.")
+        graph = "Your log holds a graph, and everything that the graph keeps. A number is enough."
+        expect(not entry.requires_grad, graph)
+    logged = of_kind(entry, Real, "Your log's entry is")
+    expect(abs(logged - wanted) < 1e-4, "You log another number than the block does.")
 
 
 # --------------------------------------------------------------------------------------------------

@@ -24,7 +24,11 @@ RAISED = "In training, your optimizer raised"
 def _update(
     m: torch.Tensor, v: torch.Tensor, t: int, *_: Any, corrected: str = "mv", eps: Any = (0, 1e-8)
 ) -> Any:
-    """Adam's update in learning rates (Kingma and Ba 2015, algorithm 1); the means in `corrected` are so."""
+    """Adam's update in learning rates (Kingma and Ba 2015, algorithm 1).
+
+    `corrected` names the means that are corrected for beginning at zero; `eps` is ε inside the root, and
+    outside.
+    """
     m = m / (1 - 0.9**t if "m" in corrected else 1)
     v = v / (1 - 0.999**t if "v" in corrected else 1)
     return m / ((v + eps[0]).sqrt() + eps[1])
@@ -66,9 +70,8 @@ def adam_in_pieces(answer: Any) -> None:
         for index, name in ((1, "m"), (2, "v"), (0, "weight")):
             before = got[0, index]
             after = got[-1, index]
-            expect(
-                after.isfinite().all(), f"{name} holds numbers that are not finite: what do you divide by?"
-            )
+            endless = f"{name} holds numbers that are not finite: what do you divide by?"
+            expect(after.isfinite().all(), endless)
             place = (
                 f"{name} has not changed. "
                 f"`{name} = …` makes a new tensor: use methods that end in _, such as mul_."
@@ -87,7 +90,7 @@ def adam_in_pieces(answer: Any) -> None:
         expect(not still, "In the first step the weight does not change. Update m and v before the weight.")
         cases = [(after[1], after[2], t, got[t - 1, 0]) for t, after in enumerate(right[1:], 1)]
         otherwise = "m and v are right, the weight is not: compare its line with the one above, part by part."
-        moved = [*-got[:, 0].diff(dim=0) / 0.01]
+        moved = list(-got[:, 0].diff(dim=0) / 0.01)  # per step, in learning rates
         recognized(moved, cases, _update, STEP_MISTAKES, otherwise, partial(same, tolerance=1e-3))
     whole = (
         "You hold as many new numbers as the weight has. "
@@ -116,9 +119,8 @@ def _walk(step: Any, shape: tuple[int, ...], size: int) -> tuple[torch.Tensor, i
         with torch.no_grad(), Tracker("cpu") as tracker:
             tracker.bind("parameters", given.values())
             call_for_effect(step, **given, step=number, rate=0.01, size=size)
-        expect(
-            torch.equal(gradient, before), "You change the gradient. Only read it: make a new tensor instead."
-        )
+        changed = "You change the gradient. Only read it: make a new tensor instead."
+        expect(torch.equal(gradient, before), changed)
         most = max(most, *alive(tracker))
         states.append(torch.stack([weight, m, v]).flatten(1))
     return torch.stack(states), most
@@ -153,12 +155,11 @@ def trial(make: Callable[..., Any], steps: int = 4, louder: float = 1.0, traced:
     weights = list(model.parameters())
     for weight in weights:
         weight.register_hook(lambda gradient: gradient * louder)
+    takes_rate = "rate" in inspect.signature(make).parameters
     with Tracker("cpu") if traced else nullcontext() as tracker:
-        optimizer = make(weights, 3e-3) if "rate" in inspect.signature(make).parameters else make(weights)
-        expect(
-            hasattr(optimizer, "step"),
-            "What you pass to the check makes nothing with a `step()`: pass the class.",
-        )
+        optimizer = make(weights, 3e-3) if takes_rate else make(weights)
+        nothing = "What you pass to the check makes nothing with a `step()`: pass the class."
+        expect(hasattr(optimizer, "step"), nothing)
         final = train_language_model(lambda _: optimizer, steps=steps, model=model).final
         if tracker:
             tracker.bind("parameters", weights)  # now: an optimizer may give them new storages
@@ -184,9 +185,8 @@ def _tried(answer: Any, hints: Mapping[str, str] = {}, **how: Any) -> Trial:
 def _expect_clean(got: Trial) -> None:
     expect(not got.diverged, "The weights are not finite any more: what do you divide by?")
     graphs = any(tensor.grad_fn is not None for tensor in kept_tensors(got.optimizer))
-    expect(
-        not graphs, "A state still has its graph, which keeps more alive each step: put step under no_grad."
-    )
+    kept = "A state still has its graph, which keeps more alive each step: put step under no_grad."
+    expect(not graphs, kept)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -348,7 +348,7 @@ TRAIN_HINTS = {
 
 @exercise("01.4", "One batch's activations at a time, the same step up to rounding, and the right mean loss.")
 def train(answer: Any) -> None:
-    """`answer(model, batches, optimizer)` takes one step on the mean loss of all batches and returns it."""
+    """`answer(model, batches, optimizer)` takes one step on the batches' mean loss and returns that loss."""
     model, batches, optimizer = small_training(4)
     losses = [cross_entropy(model(inputs), targets).item() for inputs, targets in batches]
     kinds = Real | torch.Tensor
@@ -382,10 +382,8 @@ def _expect_no_leak(answer: Callable[..., object]) -> None:
         "The leak is still there: activations add up from batch to batch. What holds a loss with its graph?"
     )
     expect(growth < one_batch / 2, leak)
-    expect(
-        growth < one_batch / 50,
-        "Something small still grows with each batch. Do you collect outputs in a list?",
-    )
+    small = "Something small still grows with each batch. Do you collect outputs in a list?"
+    expect(growth < one_batch / 50, small)
     two = "Nothing grows any more, but two batches' activations are alive at once. Do you retain a graph?"
     expect(waiting < one_batch / 4, two)
 

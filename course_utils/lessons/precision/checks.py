@@ -159,37 +159,14 @@ def _descended(master: torch.Tensor, gradient: torch.Tensor, rate: float) -> tor
 
 
 def _expect_exact(answer: Any, shapes: Sequence[tuple[int, ...]], new: Callable[..., torch.Tensor]) -> None:
+    """Raise CheckFailed unless four steps with `new(master, gradient)` are those of fp32, bit by bit."""
     with seeded():
         weights = [torch.nn.Parameter(torch.randn(shape).bfloat16()) for shape in shapes]
         gradients = [[torch.randn(shape).bfloat16() for shape in shapes] for _ in range(4)]
     rests = [torch.zeros(shape, dtype=torch.int16) for shape in shapes]
     masters = [weight.detach().float() for weight in weights]
     todo: list[Any] = []
-
-    def update(master: Any, gradient: Any) -> None:
-        right, own = todo.pop(0) if todo else (torch.empty(0), torch.empty(0))
-        mine = isinstance(gradient, torch.Tensor) and torch.equal(gradient.float(), own.float())
-        other = (
-            "`update` gets another gradient than the weight's own. Call it once for each weight, in order."
-        )
-        expect(mine, other)
-        fp32 = isinstance(master, torch.Tensor) and master.dtype == torch.float32
-        expect(
-            fp32 and master.shape == right.shape,
-            "`update` adds in fp32. Hand it a float32 tensor of the weight's shape; yours is something else.",
-        )
-        # as bits, which tell −0 from 0 and find NaN equal to itself
-        bits, wanted = (
-            one.detach().contiguous().view(torch.int32).flatten().long() for one in (master, right)
-        )
-        bits, wanted = bits[bits != wanted], wanted[bits != wanted]
-        for message, made in JOIN_MISTAKES.items():
-            expect(not len(bits) or not made(bits, (bits >> 16) - (wanted >> 16)), message)
-        differs = "A master differs from fp32's: compare its bits with those of the weight and the rest."
-        expect(not len(bits), differs)
-        right.copy_(new(right, own))
-        master.detach().copy_(right)
-
+    update = _judging_update(todo, new)
     for drawn in gradients:
         todo += zip(masters, drawn, strict=True)
         for weight, gradient in zip(weights, drawn, strict=True):
@@ -216,6 +193,39 @@ def _expect_exact(answer: Any, shapes: Sequence[tuple[int, ...]], new: Callable[
         )
         # 12 fp32 tensors of one weight's size: half as many as there are weights
         expect(most.total - most["parameters"] <= 12 * 4 * 256, one_by_one)
+
+
+def _judging_update(todo: list[Any], new: Callable[..., torch.Tensor]) -> Callable[[Any, Any], None]:
+    """The `update` that learners are given, which takes masters and gradients in turn from `todo`.
+
+    It raises CheckFailed for other ones, and with what a wrong master betrays; then it steps by `new`.
+    """
+
+    def update(master: Any, gradient: Any) -> None:
+        right, own = todo.pop(0) if todo else (torch.empty(0), torch.empty(0))
+        mine = isinstance(gradient, torch.Tensor) and torch.equal(gradient.float(), own.float())
+        other = (
+            "`update` gets another gradient than the weight's own. Call it once for each weight, in order."
+        )
+        expect(mine, other)
+        fp32 = isinstance(master, torch.Tensor) and master.dtype == torch.float32
+        expect(
+            fp32 and master.shape == right.shape,
+            "`update` adds in fp32. Hand it a float32 tensor of the weight's shape; yours is something else.",
+        )
+        # as bits, which tell −0 from 0 and find NaN equal to itself
+        bits, wanted = (
+            one.detach().contiguous().view(torch.int32).flatten().long() for one in (master, right)
+        )
+        bits, wanted = bits[bits != wanted], wanted[bits != wanted]
+        for message, made in JOIN_MISTAKES.items():
+            expect(not len(bits) or not made(bits, (bits >> 16) - (wanted >> 16)), message)
+        differs = "A master differs from fp32's: compare its bits with those of the weight and the rest."
+        expect(not len(bits), differs)
+        right.copy_(new(right, own))
+        master.detach().copy_(right)
+
+    return update
 
 
 def _expect_upper_half(weight: torch.Tensor, was: torch.Tensor, master: torch.Tensor) -> None:

@@ -41,9 +41,9 @@ made_quiz = cache(quiz)
 class Place:
     """The text under one heading, or a question of a quiz.
 
-    `kind` is "lesson", "exercises", "quiz" or a page of docs/;
-    `name` is "lesson 05 · Activations: The loss", or "glossary: Peak"; `fragment` is what JupyterLab scrolls
-    to after a "#"; `code` is searched as well, and never shown; `line` is the text around what was asked.
+    `kind` is "lesson", "exercises", "quiz" or a page of docs/; `name` is "lesson 05 · Activations: The loss",
+    or "glossary: Peak"; `fragment` is what JupyterLab scrolls to after a "#"; `code` is searched as well, and
+    never shown; `line` is the text around what was asked.
     """
 
     kind: str
