@@ -67,18 +67,14 @@ def _fetch(package: str, checksums: dict[str, str], cache: Path) -> None:
         packed = next(Path(folder).glob("*.tgz"), None)
         if done.returncode or packed is None:
             said = done.stderr.strip().splitlines()[:2]
-            raise NotBrought(
-                f"npm could not bring {package}: {' '.join(said)}. Is there a network?"
-            )
+            raise NotBrought(f"npm could not bring {package}: {' '.join(said)}. Is there a network?")
         with tarfile.open(packed) as archive:
             held = {member.name: member for member in archive.getmembers() if member.isfile()}
             for name, checksum in checksums.items():
                 member = held.get(f"package/{name}")
                 file = member and archive.extractfile(member)
                 content = file.read() if file else b""
-                _compare(
-                    name, content, checksum, f"{LISTED.name} has to list what {package} contains"
-                )
+                _compare(name, content, checksum, f"{LISTED.name} has to list what {package} contains")
                 (Path(folder) / name).write_bytes(content)
                 (Path(folder) / name).replace(cache / name)
 
@@ -86,9 +82,7 @@ def _fetch(package: str, checksums: dict[str, str], cache: Path) -> None:
 def _compare(name: str, content: bytes, checksum: str, advice: str) -> None:
     found = hashlib.sha256(content).hexdigest()
     if found != checksum:
-        raise Mismatch(
-            f"{name} has the SHA-256 {found}, and {LISTED.name} lists {checksum}: {advice}."
-        )
+        raise Mismatch(f"{name} has the SHA-256 {found}, and {LISTED.name} lists {checksum}: {advice}.")
 
 
 def main(out: Path) -> int:

@@ -65,9 +65,7 @@ def _formula(translator: Any, node: Any, display: str) -> None:
 
     made = convert(node.astext(), display=display)
     block = display == "block"
-    translator.body.append(
-        f'<div class="course-formula" tabindex="0">{made}</div>' if block else made
-    )
+    translator.body.append(f'<div class="course-formula" tabindex="0">{made}</div>' if block else made)
     raise SkipNode
 
 
@@ -141,9 +139,7 @@ def bound_by(statement: ast.stmt) -> set[str]:
         return {alias.asname or alias.name.partition(".")[0] for alias in statement.names}
     if isinstance(statement, ast.FunctionDef | ast.ClassDef):
         return {statement.name}
-    return {node.id for node in names(statement) if isinstance(node.ctx, ast.Store)} - inner(
-        statement
-    )
+    return {node.id for node in names(statement) if isinstance(node.ctx, ast.Store)} - inner(statement)
 
 
 def names(tree: ast.AST) -> list[ast.Name]:
@@ -187,9 +183,7 @@ def runnable(cells: dict[str, str]) -> dict[str, int]:
         with zipfile.ZipFile(io.BytesIO(archive())) as packed:
             packed.extractall(folder)
         command = [sys.executable, "-I", "-c", TRIED, folder]
-        done = subprocess.run(
-            command, input=json.dumps(cells), capture_output=True, text=True, check=True
-        )
+        done = subprocess.run(command, input=json.dumps(cells), capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 
 
@@ -199,20 +193,13 @@ def archive() -> bytes:
     """
     package = ROOT / "course_utils"
     paths = sorted(
-        {
-            path
-            for part in MODULES
-            for path in package.glob(part)
-            if not LEFT_OUT.search(path.as_posix())
-        }
+        {path for part in MODULES for path in package.glob(part) if not LEFT_OUT.search(path.as_posix())}
     )
     kept = io.BytesIO()
     with zipfile.ZipFile(kept, "w", zipfile.ZIP_DEFLATED) as target:
         for path in [*paths, *sorted(LIVE.glob("*.py"))]:
             name = path.name if path.parent == LIVE else path.relative_to(ROOT).as_posix()
-            target.writestr(
-                zipfile.ZipInfo(name, LONG_AGO), path.read_bytes(), zipfile.ZIP_DEFLATED
-            )
+            target.writestr(zipfile.ZipInfo(name, LONG_AGO), path.read_bytes(), zipfile.ZIP_DEFLATED)
     return kept.getvalue()
 
 
@@ -267,9 +254,7 @@ def first_picture() -> str:
     picture = drawn["picture"]
     look = "fits" if drawn["fits"] else "over"
     scrolls = (
-        ' tabindex="0" role="group" aria-label="Memory at the peak"'
-        if picture.startswith("<svg")
-        else ""
+        ' tabindex="0" role="group" aria-label="Memory at the peak"' if picture.startswith("<svg") else ""
     )
     return (
         f'<div class="course-hero" data-first="{html.escape(page.first())}">'
@@ -301,7 +286,9 @@ def _field(control: dict[str, Any]) -> str:
         f'<option value="{html.escape(text)}"{chosen[text == control["first"]]}>{html.escape(shown)}</option>'
         for text, shown in control["options"]
     )
-    return f'<label>{html.escape(control["label"])}<select name="{control["name"]}">{options}</select></label>'
+    return (
+        f'<label>{html.escape(control["label"])}<select name="{control["name"]}">{options}</select></label>'
+    )
 
 
 # Cards for sharing, and the files that no page is made of
@@ -324,7 +311,9 @@ QUESTIONS = {
     "13": "Nine calculators answer one question. Who is right?",
     "14": "Will it fit? Can you predict the peak, and then be right?",
 }
-COURSE = "A course that accounts for every byte of a training step: guess, estimate, measure, explain the gap."
+COURSE = (
+    "A course that accounts for every byte of a training step: guess, estimate, measure, explain the gap."
+)
 
 
 def describe(app: Any, page: str, _: str, context: dict[str, Any], __: Any) -> None:
@@ -344,16 +333,10 @@ def describe(app: Any, page: str, _: str, context: dict[str, Any], __: Any) -> N
     if base:
         card = number[1] if number and number[1] in QUESTIONS else "course"
         tags |= {"og:image": f"{base}/_static/cards/{card}.png", "og:url": f"{base}/{page}.html"}
-        tags |= {
-            "og:image:width": "1200",
-            "og:image:height": "630",
-            "og:image:alt": f"{title}. {said}",
-        }
+        tags |= {"og:image:width": "1200", "og:image:height": "630", "og:image:alt": f"{title}. {said}"}
     lines = ['<link rel="icon" href="data:,">']  # or each page asks for one that is not there
     lines += [f'<meta property="{name}" content="{value}">' for name, value in tags.items()]
-    lines += [
-        f'<meta name="twitter:card" content="{"summary_large_image" if base else "summary"}">'
-    ]
+    lines += [f'<meta name="twitter:card" content="{"summary_large_image" if base else "summary"}">']
     lines += [f'<meta name="description" content="{said}">']
     context["metatags"] = context.get("metatags", "") + "\n".join(lines)
 
@@ -367,9 +350,9 @@ def finish(app: Any, problem: Exception | None) -> None:
     draw_card(static / "cards" / "course.png", app.config.project, COURSE)
     for number, question in QUESTIONS.items():
         for path in (Path(app.srcdir) / "notebooks").glob(f"{number}_*.ipynb"):
-            first = "".join(
-                json.loads(path.read_text(encoding="utf-8"))["cells"][0]["source"]
-            ).partition("\n")[0]
+            first = "".join(json.loads(path.read_text(encoding="utf-8"))["cells"][0]["source"]).partition(
+                "\n"
+            )[0]
             draw_card(static / "cards" / f"{number}.png", first.removeprefix("# "), question)
     for page in Path(app.outdir).rglob("*.html"):
         if page.relative_to(app.outdir).parts[0] != "explorer":
@@ -399,14 +382,7 @@ def draw_card(target: Path, title: str, question: str) -> None:
     axes.set_axis_off()
     axes.text(70, 520, fill(title, 34), color="#B3BAC6", fontsize=24, va="top")
     axes.text(
-        70,
-        420,
-        fill(question, 35),
-        color="#FFFFFF",
-        fontsize=32,
-        va="top",
-        linespacing=1.3,
-        weight="bold",
+        70, 420, fill(question, 35), color="#FFFFFF", fontsize=32, va="top", linespacing=1.3, weight="bold"
     )
     left = 70
     for share, color in (

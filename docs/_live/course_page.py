@@ -45,16 +45,11 @@ def state(widget: Any) -> dict[str, Any]:
     """The traits that the page draws, of a widget and of the widgets in it."""
     found = {name: vars(widget)[name] for name in SHOWN if name in widget.all_traits}
     found |= {"number": widget.number, "kind": kind(widget), "classes": widget.classes}
-    found["layout"] = {
-        name: value for name, value in vars(widget.layout).items() if name != "owner"
-    }
+    found["layout"] = {name: value for name, value in vars(widget.layout).items() if name != "owner"}
     found["color"] = widget.style.button_color
     if hasattr(widget, "options"):
         labels, values = zip(*widget.options, strict=True) if widget.options else ((), ())
-        found |= {
-            "options": labels,
-            "value": values.index(widget.value) if widget.value in values else 0,
-        }
+        found |= {"options": labels, "value": values.index(widget.value) if widget.value in values else 0}
     if hasattr(widget, "children"):
         found["children"] = [state(child) for child in widget.children]
     return found

@@ -16,9 +16,7 @@ def draw(chosen: str) -> str:
     except ValueError as problem:
         return json.dumps({"refused": str(problem)}, ensure_ascii=False)
     found: dict[str, Any] = {"verdict": drawn.verdict, "title": drawn.title, "fits": drawn.fits}
-    return json.dumps(
-        found | {"picture": drawn.stack.inline, "link": link(chosen)}, ensure_ascii=False
-    )
+    return json.dumps(found | {"picture": drawn.stack.inline, "link": link(chosen)}, ensure_ascii=False)
 
 
 def first() -> str:

@@ -25,9 +25,7 @@ class Bag:
     """A widget's layout or style: any names, and the widget is drawn again when one of them is set."""
 
     def __init__(self, owner: "Widget", given: Any) -> None:
-        vars(self).update(
-            given if isinstance(given, Mapping) else vars(given) if given else {}, owner=owner
-        )
+        vars(self).update(given if isinstance(given, Mapping) else vars(given) if given else {}, owner=owner)
 
     def __setattr__(self, name: str, value: Any) -> None:
         vars(self)[name] = value
