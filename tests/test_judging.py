@@ -1,6 +1,4 @@
-"""How checks judge torch code: the gradients and bytes that `forward_backward` finds, and functions on real
-ranks.
-"""
+"""How checks judge torch code: gradients and bytes that `forward_backward` finds, functions on real ranks."""
 
 import sys
 from typing import Any

@@ -1,6 +1,4 @@
-"""The checks of lesson 01: right answers of every style pass, each planted wrong answer gets the hint it
-deserves.
-"""
+"""Checks of lesson 01: right answers of every style pass, and each planted wrong answer gets its hint."""
 
 import functools
 from collections.abc import Callable
@@ -17,7 +15,7 @@ from course_utils.lessons.one_step import checks as lesson_01
 
 RUN = lesson_01.FIT_RUN
 
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # 01.1: peak
 
 
@@ -30,9 +28,7 @@ def in_one_pass(tensors: Any) -> int:
 def event_by_event(
     tensors: Any, alive: Callable[[float, int, float], bool] = lambda b, t, d: b <= t < d
 ) -> float:
-    """The largest sum over the events of births, by an idea of who is alive; what never dies has an endless
-    life.
-    """
+    """The largest sum over the events of births, by an idea of who is alive; None is an endless life."""
     lives = [(size, born, float("inf") if died is None else died) for _, size, born, died in tensors]
     return max(sum(size for size, b, d in lives if alive(b, t, d)) for _, t, _ in lives)
 
@@ -83,7 +79,7 @@ def test_peak_of_the_real_step_is_what_the_tracker_saw() -> None:
     assert in_one_pass(lives) == seen
 
 
-# --------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # 01.2: weigh
 
 
@@ -114,7 +110,8 @@ def weighing(*how: str, weights: Any = lambda model: model.parameters(), size: A
             known = set() if "again" in how else seen
             sizes[kind] = 0
             for tensor in tensors:
-                if (place := tensor.untyped_storage().data_ptr()) not in known or "each" in how:
+                place = tensor.untyped_storage().data_ptr()
+                if place not in known or "each" in how:
                     sizes[kind] += size(tensor)
                     known.add(place)
         return sizes
@@ -124,9 +121,12 @@ def weighing(*how: str, weights: Any = lambda model: model.parameters(), size: A
 
 def changed_kind(kind: str, size: Callable[[Any, Any, dict[str, int]], int]) -> Any:
     """The right answer but for one kind."""
-    return lambda model, optimizer: (
-        (found := weighing()(model, optimizer)) | {kind: size(model, optimizer, found)}
-    )
+
+    def weigh(model: Any, optimizer: Any) -> dict[str, int]:
+        found = weighing()(model, optimizer)
+        return found | {kind: size(model, optimizer, found)}
+
+    return weigh
 
 
 def by_identity(model: Any, optimizer: Any) -> dict[str, int]:
@@ -236,8 +236,8 @@ WEIGH = Answers(
     ],
 )
 
-# ------------------------------------------------------------------------------------------ 01.3:
-# largest_micro_batch
+# --------------------------------------------------------------------------------------------------
+# 01.3: largest_micro_batch
 
 
 @functools.cache
@@ -313,13 +313,12 @@ FITTING = Answers(
     ],
 )
 
-# --------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # 01.4: train
 
 
 def loop(*how: str, divide: float | None = None, value: Callable[[list[Any]], Any] | None = None) -> Any:
-    """A loop that sends each loss, divided by `divide` (their number), backward at once, and returns their
-    `value`.
+    """A loop that sends each loss, divided by `divide` (their number), backward and returns their `value`.
 
     It is right where `how` says nothing, "zero first" (and not last) or "numbers" (of losses, not tensors).
     """

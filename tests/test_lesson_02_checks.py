@@ -1,14 +1,12 @@
-"""The checks of lesson 02: right answers of every style pass, each planted wrong answer gets the hint it
-deserves.
-"""
+"""Checks of lesson 02: right answers of every style pass, and each planted wrong answer gets its hint."""
 
 from typing import Any
 
 import torch
 from checking import Answers, JudgedAnswers, nothing
 
-# ------------------------------------------------------------------------------------------------ 02.1:
-# adam_in_pieces
+# --------------------------------------------------------------------------------------------------
+# 02.1: adam_in_pieces
 
 
 def one_adam_step(weight: Any, gradient: Any, m: Any, v: Any, step: int, rate: float) -> None:
@@ -147,8 +145,8 @@ ADAM_IN_PIECES = Answers(
     ],
 )
 
-# ----------------------------------------------------------------------------------------------------- 02.2:
-# lean_adam
+# --------------------------------------------------------------------------------------------------
+# 02.2: lean_adam
 
 
 class Design:
@@ -225,7 +223,8 @@ class Hides:
     def begin(self) -> None:
         """Prepare what is there before the first step."""
         for weight in self.parameters:
-            weight.m, weight.v = torch.zeros_like(weight), torch.zeros_like(weight)
+            weight.m = torch.zeros_like(weight)
+            weight.v = torch.zeros_like(weight)
 
     def moments(self, place: int) -> Any:
         return self.parameters[place].m, self.parameters[place].v
@@ -300,8 +299,8 @@ LEAN_ADAM = Answers(
     ],
 )
 
-# ------------------------------------------------------------------------------------------------------ 02.3:
-# factored
+# --------------------------------------------------------------------------------------------------
+# 02.3: factored
 
 
 class RowAndColumn(torch.optim.Optimizer):
@@ -498,7 +497,7 @@ FACTORED = Answers(
     ],
 )
 
-# --------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # 02.4: frugal
 
 

@@ -1,6 +1,4 @@
-"""The checks of lesson 03: right answers of every style pass, each planted wrong answer gets the hint it
-deserves.
-"""
+"""Checks of lesson 03: right answers of every style pass, and each planted wrong answer gets its hint."""
 
 import math
 from collections.abc import Callable
@@ -12,7 +10,7 @@ import torch
 from checking import Answers, JudgedAnswers
 from torch.nn.utils import clip_grad_norm_
 
-# -------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # 03.1: limits
 
 
@@ -55,8 +53,8 @@ LIMITS = Answers(
     ],
 )
 
-# ---------------------------------------------------------------------------------------------- 03.2:
-# round_at_random
+# --------------------------------------------------------------------------------------------------
+# 03.2: round_at_random
 
 
 def by_floor(values: torch.Tensor, step: float, u: torch.Tensor) -> torch.Tensor:
@@ -113,8 +111,8 @@ ROUND_AT_RANDOM = Answers(
     ],
 )
 
-# --------------------------------------------------------------------------------------------------- 03.3:
-# exact_step
+# --------------------------------------------------------------------------------------------------
+# 03.3: exact_step
 
 
 def halves(*mistakes: str, kept: list[torch.Tensor] = []) -> Any:  # noqa: B006
@@ -132,7 +130,8 @@ def halves(*mistakes: str, kept: list[torch.Tensor] = []) -> Any:  # noqa: B006
             masters.append((upper, rest, master.view(torch.int32)))
             if "all at once" not in mistakes:
                 store(*masters.pop(), weight)
-            kept.extend([master] * ("keeps" in mistakes))
+            if "keeps" in mistakes:
+                kept.append(master)
         for upper, rest, bits in masters:
             store(upper, rest, bits, None)
 
@@ -271,8 +270,8 @@ EXACT_STEP = Answers(
     ],
 )
 
-# ---------------------------------------------------------------------------------------------------- 03.4:
-# good_step
+# --------------------------------------------------------------------------------------------------
+# 03.4: good_step
 
 
 def step_with(*mistakes: str, factor: float = 1.0) -> Any:
@@ -286,21 +285,24 @@ def step_with(*mistakes: str, factor: float = 1.0) -> Any:
             narrow = (weight.grad / divisor).float()
             master.grad = narrow if "divides in fp16" in mistakes else wide
             weight.grad = weight.grad if "leaves weights'" in mistakes else None
-        checked = masters[-1:] if "looks at the last" in mistakes else masters
-        checked = masters[:1] if "looks at the first" in mistakes else checked
+        checked = masters
+        if "looks at the last" in mistakes:
+            checked = masters[-1:]
+        if "looks at the first" in mistakes:
+            checked = masters[:1]
         finite = all(bool(master.grad.isfinite().all()) for master in checked)
-        finite = finite or (
-            "looks for any" in mistakes and all(bool(one.grad.isfinite().any()) for one in masters)
-        )
-        finite = finite or (
-            "looks for infinity" in mistakes and not any(bool(m.grad.isinf().any()) for m in masters)
-        )
-        for master in masters if "steps on zeros" in mistakes and not finite else ():
-            master.grad = torch.zeros_like(master)
+        if "looks for any" in mistakes:
+            finite = finite or all(bool(master.grad.isfinite().any()) for master in masters)
+        if "looks for infinity" in mistakes:
+            finite = finite or not any(bool(master.grad.isinf().any()) for master in masters)
+        if "steps on zeros" in mistakes and not finite:
+            for master in masters:
+                master.grad = torch.zeros_like(master)
         for group in [[master] for master in masters] if "clips each" in mistakes else [masters]:
             clip_grad_norm_(group, math.inf if "no clipping" in mistakes else 1.0)
-        for master in masters if "divides last" in mistakes else ():
-            master.grad /= scale
+        if "divides last" in mistakes:
+            for master in masters:
+                master.grad /= scale
         if (finite or {"does not look", "steps on zeros"} & {*mistakes}) and "no step" not in mistakes:
             optimizer.step()
         if (finite and "no copy" not in mistakes) or "copies infinities" in mistakes:
@@ -308,9 +310,10 @@ def step_with(*mistakes: str, factor: float = 1.0) -> Any:
                 for weight, master in zip(weights, masters, strict=True):
                     copied = master * (2 if "copies twice" in mistakes else 1)
                     weight.copy_(copied if finite else torch.full_like(master, math.inf))
-        for master in () if "leaves masters'" in mistakes else masters:
-            master.grad = None
-        return ("says always" in mistakes) or (finite and "says never" not in mistakes)
+        if "leaves masters'" not in mistakes:
+            for master in masters:
+                master.grad = None
+        return "says always" in mistakes or (finite and "says never" not in mistakes)
 
     return answer
 
@@ -325,9 +328,7 @@ def with_fp32_weights(weights: Any, masters: Any, optimizer: Any, loss: Any, sca
 def clips_scaled(
     weights: Any, masters: Any, optimizer: Any, loss: Any, scale: float, none: bool = True
 ) -> bool:
-    """Right as well: clips the scaled gradients at the scale. Without `none`, zeros are left in place of
-    gradients.
-    """
+    """Right as well: clips scaled gradients at the scale. Without `none`, it leaves zeros as gradients."""
     loss.mul(scale).backward()
     for place in range(len(weights)):
         masters[place].grad = weights[place].grad.to(torch.float32)

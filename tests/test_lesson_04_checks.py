@@ -1,6 +1,4 @@
-"""The checks of lesson 04: right answers of every style pass, each planted wrong answer gets the hint it
-deserves.
-"""
+"""Checks of lesson 04: right answers of every style pass, and each planted wrong answer gets its hint."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -18,7 +16,7 @@ from torch.nn import functional as F
 from course_utils.lessons.parameters import checks as lesson_04
 from course_utils.models import PRESETS, parameter_shapes
 
-# -------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # 04.1: count
 
 Listing = Callable[[nn.Module], Iterable[torch.Tensor]]
@@ -31,9 +29,7 @@ def counting(
     held: Listing = lambda network: [*network.parameters(), *network.buffers()],
     each: int = 0,
 ) -> Any:
-    """Counts what a function lists as trained, as frozen and as held; right by default. `each`: bytes per
-    number.
-    """
+    """Counts what functions list as trained, frozen and held; right by default. `each`: bytes per number."""
 
     def answer(build: Any) -> dict[str, int]:
         with torch.device("meta"):
@@ -136,7 +132,7 @@ COUNT = Answers(
     ],
 )
 
-# -------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # 04.2: block
 
 
@@ -157,7 +153,8 @@ class Block(nn.Module):
         super().__init__()
         self.h, self.heads, self.kv_heads, self.f = h, heads, kv_heads, f
         k = h // heads * (heads if self.keys == "heads" else kv_heads)
-        self.norm1, self.norm2 = self.norm(h), self.norm(h)
+        self.norm1 = self.norm(h)
+        self.norm2 = self.norm(h)
         self.qkv = linear(h, h + 2 * k, self.bias)
         self.output = linear(h, h)
         self.gate_up = linear(h, 2 * f)
@@ -309,8 +306,8 @@ def swapped_gates(both: torch.Tensor) -> torch.Tensor:
     return F.silu(gate) * up
 
 
-# ----------------------------------------------------------------------------------------------------- 04.3:
-# experts
+# --------------------------------------------------------------------------------------------------
+# 04.3: experts
 
 
 class Mlp(nn.Module):
@@ -456,8 +453,8 @@ EXPERTS = Answers(
     ],
 )
 
-# ------------------------------------------------------------------------------------------------- 04.4:
-# read_shapes
+# --------------------------------------------------------------------------------------------------
+# 04.4: read_shapes
 
 
 def read(shapes: Any) -> dict[str, Any]:
@@ -530,13 +527,10 @@ class TestAnswers(JudgedAnswers):
 
 
 def test_no_hint_says_where_in_the_list_a_size_is_found() -> None:
-    """The count and the place of a shape are the method, which is the answer: a hint
-    names what was believed.
-    """
+    """The count and the place of a shape are the method, which is the answer: hints name the belief."""
+    secrets = ("once", "twice", "column", "row", "matrix of words")
     for hint_of_size in lesson_04.READ["sizes"].values():
-        assert not [
-            words for words in ("once", "twice", "column", "row", "matrix of words") if words in hint_of_size
-        ]
+        assert not [words for words in secrets if words in hint_of_size]
 
 
 def test_the_first_check_says_that_it_takes_a_while(capsys: pytest.CaptureFixture[str]) -> None:

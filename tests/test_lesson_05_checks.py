@@ -62,9 +62,7 @@ def kept(
     key: Any = lambda tensor: tensor.untyped_storage(),
     name: Any = lambda running: [running[-1]],
 ) -> Any:
-    """An answer, with another idea of a tensor's bytes, of what was there, of what is the same, and of whose
-    it is.
-    """
+    """An answer, with ideas of a tensor's bytes, of what was there, of what is the same, of whose it is."""
 
     def answer(model: Any, x: Any) -> dict[str, int]:
         running: list[str] = []
@@ -99,7 +97,8 @@ def kept_in_two_passes(model: Any, x: Any) -> Any:
         lambda tensor: pairs.append((running[-1], tensor)) or tensor, lambda one: one
     ):
         out = model(x)
-    [handle.remove() for handle in handles]
+    for handle in handles:
+        handle.remove()
     first: dict[Any, Any] = {}
     for name, tensor in pairs:
         first.setdefault(tensor.untyped_storage(), name)
@@ -122,7 +121,8 @@ def each_tensor(model: Any, x: Any) -> Any:
         lambda one: pairs.append((running[-1], one)) or one, lambda one: one
     ):
         out = model(x)
-    [handle.remove() for handle in handles]
+    for handle in handles:
+        handle.remove()
     sizes = [(name, len(one.untyped_storage())) for name, one in pairs if one.untyped_storage() not in known]
     return (
         {name: sum(size for other, size in sizes if other == name) for name, _ in sizes}
@@ -346,9 +346,7 @@ def loss_function(
 
 
 class InPieces(torch.autograd.Function):
-    """Sixteen rows at a time in fp32; the gradient is made in forward, in 16 bits, and
-    is all that is kept.
-    """
+    """Sixteen rows at a time in fp32; forward makes the gradient, in 16 bits, which is all that is kept."""
 
     @staticmethod
     def forward(ctx: Any, logits: Any, targets: Any) -> Any:

@@ -333,7 +333,8 @@ def reentrant(detach: bool = True, accumulate: bool = True, ids: bool = False, *
     class Again(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, function: Any, *inputs: Any) -> Any:
-            ctx.function, ctx.state = function, state_of(inputs[0])
+            ctx.function = function
+            ctx.state = state_of(inputs[0])
             ctx.save_for_backward(*inputs)
             return function(*inputs)
 

@@ -495,9 +495,7 @@ def measuring(
     removes: bool = True,
     ends: Callable[[Any], None] = lambda model: None,
 ) -> Any:
-    """Hooks that add up squares for each micro-batch; right by default. Undivided, it divides `.grad` at the
-    end.
-    """
+    """Hooks that add up squares per micro-batch; right by default. Undivided, it divides `.grad` last."""
 
     def measure_noise(model: Any, parts: list[Any]) -> tuple[float, float]:
         k = len(parts)
@@ -563,7 +561,8 @@ def by_norms(model: Any, parts: list[Any]) -> Any:
             loss = mean_loss(model, part) / k
             loss.backward()
     finally:
-        [handle.remove() for handle in handles]
+        for handle in handles:
+            handle.remove()
     used = [weight.grad.flatten() for weight in model.parameters() if weight.grad is not None]
     long = torch.stack([one @ one for one in used]).sum()
     return tuple(numpy.linalg.solve([[1, 1 / b], [1, 1 / b / k]], [squares.item(), long.item()]))
@@ -572,9 +571,7 @@ def by_norms(model: Any, parts: list[Any]) -> Any:
 def as_variance(
     model: Any, parts: list[Any], of_sums: bool = False, naive: bool = False
 ) -> tuple[float, float]:
-    """The variance of the micro-batches' gradients, or of the sums so far; or without the noise in their
-    mean.
-    """
+    """The variance of the micro-batches' gradients, or of the sums so far, or without noise in the mean."""
     k = len(parts)
     b = len(parts[0][0])
     total = []
@@ -702,10 +699,8 @@ RATE = Answers(
         (warmed(after=lambda rate, peak, part: rate), "Some rate is off"),
         (warmed(sgd=lambda k: 1, adam=lambda k: 1), "Your rate never changes"),
         (lambda step, warm, rate, k, optimizer: rate / k, "Some rate is off"),
-        (
-            warmed(adam=math.log2),
-            "Some rate is off",
-        ),  # log₂ 16 is √16: a k for which the two agree would let it pass
+        # log₂ 16 is √16: a k for which the two agree would let it pass
+        (warmed(adam=math.log2), "Some rate is off"),
         (warmed(sgd=lambda k: 32), "Some rate is off"),
         (warmed(part=lambda step, warm: step / 500), "Some rate is off"),
     ],

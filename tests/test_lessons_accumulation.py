@@ -1,6 +1,4 @@
-"""Own code of lessons 07 and 07b: paths of θ, noise from two batches, rates, published
-batches, the figure.
-"""
+"""Own code of lessons 07 and 07b: paths of θ, noise from two batches, rates, published batches, a figure."""
 
 import json
 import math
@@ -132,7 +130,8 @@ def test_a_bf16_sum_stands_still_if_gradients_agree_and_goes_on_if_they_are_nois
     off = {}
     for name, slope in {"agree": 1.0, "noise": 0.0}.items():
         dice = torch.Generator().manual_seed(0)
-        each = (slope + (0.1 + 0.9 * (not slope)) * torch.randn(1024, 500, generator=dice)).bfloat16()
+        spread = 0.1 if slope else 1.0
+        each = (slope + spread * torch.randn(1024, 500, generator=dice)).bfloat16()
         total = torch.zeros(500, dtype=torch.bfloat16)
         for gradient in each:
             total += gradient
@@ -151,9 +150,7 @@ def shown_bars(beginning: str) -> list[float]:
 
 
 def test_each_rule_holds_at_its_own_rate_in_the_stored_figures() -> None:
-    """A rule keeps up where its bar is within 2 points of the small batch's; without it
-    a bar is well above.
-    """
+    """A rule keeps up where its bar is within 2 points of the small batch's; others are well above."""
     small, unscaled, root, warmed, sudden = shown_bars("SGD: with k and a warm-up")
     assert abs(warmed - small) < 2 < root - small < unscaled - small < sudden - small
     small, unscaled, sudden, root, linear = shown_bars("Adam: with √k and a warm-up")

@@ -1,6 +1,4 @@
-"""Lesson 02's own code: the valley and its walks, the rules and the optimizer of its cells, figures and the
-walker.
-"""
+"""Lesson 02's own code: the valley and its walks, rules and optimizer of its cells, figures, the walker."""
 
 import functools
 import math

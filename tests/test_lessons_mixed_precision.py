@@ -1,6 +1,4 @@
-"""Lesson 03's figures, its account of bytes, the bit-flipper; and what its texts say of
-PyTorch's arithmetic.
-"""
+"""Lesson 03's figures, its account of bytes, the bit-flipper; what its texts say of PyTorch's arithmetic."""
 
 import re
 from typing import Any

@@ -47,9 +47,7 @@ def test_every_pattern_is_the_number_that_torch_reads(name: str) -> None:
 
 @pytest.mark.parametrize("name", OURS)
 def test_rounding_is_torchs(name: str) -> None:
-    """Random numbers of all magnitudes, and every midpoint of two neighbors, which is where rounding goes
-    wrong.
-    """
+    """Random numbers of all magnitudes, and all midpoints of neighbors, where rounding goes wrong."""
     form = FORMATS[name]
     dice = torch.Generator().manual_seed(0)
     powers = torch.empty(2000, dtype=torch.float64).uniform_(

@@ -1,6 +1,4 @@
-"""Lesson 01's verdicts: which recipe fits the card, what the first step's peak is made of, where activations
-win.
-"""
+"""Lesson 01's verdicts: which recipe fits the card, what the first peak is made of, where activations win."""
 
 from dataclasses import replace
 from math import prod

@@ -1,6 +1,4 @@
-"""Quizzes: computed answers that follow the engine, one right choice, explanations that keep it to
-themselves.
-"""
+"""Quizzes: computed answers that follow the engine, one right choice, explanations that keep the secret."""
 
 import importlib
 import io
@@ -45,8 +43,8 @@ def named(question: Question, text: str) -> Choice:
     return next(choice for choice in question.choices if choice.text == text)
 
 
-# ----------------------------------------------------------------------------------------------- what is
-# asked
+# --------------------------------------------------------------------------------------------------
+# what is asked
 
 
 @pytest.mark.parametrize("lesson", lessons())
@@ -77,9 +75,8 @@ def test_each_number_of_a_quiz_stands_in_its_words(lesson: int) -> None:
     tables = tomllib.loads((folder / "quiz.toml").read_text(encoding="utf-8"))
     computed = dict(importlib.import_module(f"course_utils.lessons.{LESSONS[lesson]}.quiz").numbers())
     named = {name: set(re.findall(r"{(\w+)[:}]", str(table))) for name, table in tables.items()}
-    assert {name: set(numbers) for name, numbers in computed.items()} == {
-        name: of for name, of in named.items() if of
-    }
+    given = {name: set(numbers) for name, numbers in computed.items()}
+    assert given == {name: words for name, words in named.items() if words}
 
 
 def test_words_without_their_number_are_refused(tmp_path: Path) -> None:
@@ -91,15 +88,14 @@ def test_words_without_their_number_are_refused(tmp_path: Path) -> None:
         worded(words, [("one", {"n": 1000})])
 
 
+def twice(n: int) -> Question:
+    wrong = (Choice(str(n), "b"), Choice(str(n * n), "c"))
+    return Question(f"How many are {n} and {n}?", Choice(str(2 * n), "a"), wrong)
+
+
 def test_choices_keep_their_places_when_only_numbers_change() -> None:
-    first, second = (
-        Question(
-            f"How many are {n} and {n}?",
-            Choice(str(2 * n), "a"),
-            (Choice(str(n), "b"), Choice(str(n * n), "c")),
-        )
-        for n in (5, 7)
-    )
+    first = twice(5)
+    second = twice(7)
     assert [first.choices.index(first.right)] == [second.choices.index(second.right)]
     assert [choice.why for choice in first.choices] == [choice.why for choice in second.choices]
 
@@ -109,8 +105,8 @@ def test_an_unknown_lesson_is_refused_with_those_that_are_known() -> None:
         quiz(99)
 
 
-# ----------------------------------------------------------------------- right, by another way than the
-# quiz's own
+# --------------------------------------------------------------------------------------------------
+# right, by another way than the quiz's own
 
 LARGE, MEDIUM, LLAMA = (PRESETS[name] for name in ("gpt2-large", "gpt2-medium", "tinyllama-1.1b"))
 COPY = 2 * (12 * MEDIUM.layers * MEDIUM.hidden**2 + MEDIUM.vocab * MEDIUM.hidden)
@@ -153,7 +149,8 @@ def test_what_is_stored_and_scaled_is_what_torch_stores() -> None:
     assert torch.tensor(1e-8 * smallest).half().item() > 0 == torch.tensor(1e-8 * smallest / 2).half().item()
 
 
-# ------------------------------------------------------------------------------------------------- taking it
+# --------------------------------------------------------------------------------------------------
+# taking it
 
 
 def test_score_counts_first_tries_alone() -> None:
@@ -185,9 +182,8 @@ def test_buttons_answer_at_once_and_can_be_pressed_again() -> None:
     heading = next(child for child in form.children if "role='heading'" in getattr(child, "value", ""))
     assert "<b>1.</b> One &lt;b&gt; or <code>two</code>?" in heading.value
     button(form, 0, "one").click()
-    assert (
-        button(form, 0, "one").description == "✗ one" and "Not quite. Add. Try again." in form.said[0].value
-    )
+    assert button(form, 0, "one").description == "✗ one"
+    assert "Not quite. Add. Try again." in form.said[0].value
     assert "role='status'" in form.said[0].value and form.said[1].value == ""
     button(form, 0, "two").click()
     assert button(form, 0, "two").description == "✓ two" and "Right. Because." in form.said[0].value
@@ -196,9 +192,8 @@ def test_buttons_answer_at_once_and_can_be_pressed_again() -> None:
     assert "1 of 2 at the first try. Repeat question 1" in form.score.value
     assert not any(button.disabled for buttons in form.buttons for button in buttons)
     form.restart.click()
-    assert [button.description for button in form.buttons[0]] == [
-        choice.text for choice in SMALL.questions[0].choices
-    ]
+    texts = [choice.text for choice in SMALL.questions[0].choices]
+    assert [button.description for button in form.buttons[0]] == texts
     assert form.said[0].value == "" and "0 of 2 questions solved." in form.score.value
     assert form.restart.layout.display == "none"
 
@@ -234,7 +229,8 @@ def test_the_command_asks_a_lesson_and_refuses_what_is_none(capsys: pytest.Captu
         assert words in capsys.readouterr().err
 
 
-# ------------------------------------------------------------------------------------------- what is stored
+# --------------------------------------------------------------------------------------------------
+# what is stored
 
 
 @pytest.mark.parametrize("lesson", lessons())
@@ -256,8 +252,8 @@ def test_what_is_printed_holds_no_secret_and_is_the_same_each_time(lesson: int) 
 def test_questions_need_the_standard_library_alone() -> None:
     code = (
         "import sys; from course_utils.lessons import lessons, quiz; "
-        "print(*(str(quiz(n)) for n in lessons()));assert not {'torch', 'numpy', "
-        "'ipywidgets', 'IPython'} & set(sys.modules), 'too much is imported'"
+        "print(*(str(quiz(n)) for n in lessons()));"
+        "assert not {'torch', 'numpy', 'ipywidgets', 'IPython'} & set(sys.modules), 'too much is imported'"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=1200
