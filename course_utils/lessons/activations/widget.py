@@ -13,7 +13,7 @@ from ...interactive.widgets import LAYOUT, STYLE, Explorable, dropdown, slider
 from ...planning.twin import fit_words
 from .heat_map import BATCHES, SEQUENCES, heat_map, kept_bytes
 
-# by their parameters
+# in the order of their numbers of parameters
 MODELS = ("gpt2", "tinyllama-1.1b", "llama3.2-1b", "gpt2-xl", "llama3.2-3b", "llama3-8b")
 
 

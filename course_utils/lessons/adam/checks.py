@@ -368,7 +368,7 @@ def factored(answer: Any) -> None:
     rates = [*[begun.optimizer.defaults.get("lr", 0)] * (len(got) - 1), 0.1]
     for weight, gradients, rate, (_, _, message) in zip(got, given, rates, FACTORED, strict=True):
         if not same([weight], [_walked(gradients, rate)]):
-            if weight is got[0]:  # of all parameters, the matrix tells most mistakes apart
+            if weight is got[0]:  # the matrix: the mistakes are ideas of its rows and columns
                 for mistake, how in FACTORED_MISTAKES.items():
                     expect(not same([weight], [_walked(gradients, rate, **how)]), mistake)
             expect(weight.isfinite().all(), zero)

@@ -24,7 +24,7 @@ def numbers() -> Iterator[Numbers]:
     # after one step from zero, in units of g and of g²
     mean = 1 - beta1
     square = 1 - beta2
-    # too long, not too short (Kingma and Ba 2015, section 3)
+    # without corrections the first update is too long, not too short (Kingma and Ba 2015, section 3)
     updates = each("{:.3g}·η".format, both=mean / sqrt(square), mean=mean, reverse=sqrt(square) / mean)
     yield "first_update", {"beta1": beta1, "beta2": beta2} | updates
     run = run.replace(optimizer="adamw-foreach")

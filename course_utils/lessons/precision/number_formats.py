@@ -117,7 +117,8 @@ def encode(form: str | NumberFormat, value: float) -> int:
     exponent = 1 - form.bias  # the smallest, of subnormal numbers and of zero too
     if size:
         exponent = max(frexp(size)[1] - 1, exponent)
-    units = round(ldexp(size, form.mantissa - exponent))  # Python's round takes the even one of two as near
+    # in units of the last bit; Python's round takes the even one of two as near
+    units = round(ldexp(size, form.mantissa - exponent))
     # For normal numbers 2^m is their leading 1, which no bit holds; for subnormal ones it undoes E = 1.
     # Units that were rounded up to the next power of two carry into the exponent, as they should.
     pattern = ((exponent + form.bias) << form.mantissa) + units - 2**form.mantissa

@@ -60,7 +60,7 @@ def forward_backward(
         start = (
             torch.linspace(-1, 2, output.numel(), dtype=torch.float64).reshape(output.shape).to(output.dtype)
         )
-        # its own backward, or what forward left for it
+        # what may raise is a learner's own backward, or a graph that their forward has spoiled
         with told("Backward through your output raised", hints):
             output.backward(start)
     gradients = [tensor.grad for tensor in (*leaves, *weights)]
