@@ -23,7 +23,8 @@ TEXTS, LENGTH, CLASSES = 2, 6, 5
 TOKENS = ([3, 12, 6], [10, 1, 4], [7, 0, 5])  # of each rank: once one has none
 SAMPLES = (24, 23)  # a multiple of the ranks, and not
 EPOCHS, BATCH = 2, 5  # the last batch of each rank's 8 samples is smaller
-NAMES = {  # that a learner's function may use
+# That a learner's function may use.
+NAMES = {
     "torch": torch,
     "nn": nn,
     "F": functional,
@@ -45,16 +46,16 @@ def network() -> nn.Module:
 
 def micro_batches(rank: int, step: int, count: int) -> list[tuple[torch.Tensor, ...]]:
     """Inputs and targets of one rank in one step: other numbers on every rank."""
-    drawn = torch.randn(
-        count, 2, SEQUENCES, WIDTH, generator=torch.Generator().manual_seed(1000 * rank + step)
-    )
+    random = torch.Generator().manual_seed(1000 * rank + step)
+    drawn = torch.randn(count, 2, SEQUENCES, WIDTH, generator=random)
     return [pair.unbind() for pair in drawn]
 
 
 def trained(step: Any, count: int) -> dict[str, Any]:
-    """A few optimizer steps of `count` micro-batches: how far the ranks are `apart` after each, and `off` one
-    process with the whole batch, how often gradients were `exchanged` in a step, and the most sequences that
-    went forward before a backward (`at_once`).
+    """Notes on a few optimizer steps of `count` micro-batches.
+
+    How far the ranks are `apart` after each, and `off` one process with the whole batch, how often gradients
+    were `exchanged` in a step, and the most sequences that went forward before a backward (`at_once`).
     """
     model = DistributedDataParallel(network())
     trace = Trace(torch.device("cpu"))
@@ -66,6 +67,7 @@ def trained(step: Any, count: int) -> dict[str, Any]:
     apart = []
     off = []
     ranks = range(dist.get_world_size())
+    # For one process: in each step a batch of all ranks' micro-batches.
     of_all = ([micro_batches(rank, number, count) for rank in ranks] for number in range(STEPS))
     large = ([torch.cat(tensors) for tensors in zip(*chain(*batches), strict=True)] for batches in of_all)
     for number, (_, right) in enumerate(after_steps(network(), large)):
@@ -83,7 +85,8 @@ def after_steps(
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     for inputs, targets in batches:
         optimizer.zero_grad()
-        (loss := functional.mse_loss(model(inputs), targets)).backward()
+        loss = functional.mse_loss(model(inputs), targets)
+        loss.backward()
         optimizer.step()
         yield loss.item(), weights(model)
 
@@ -124,9 +127,7 @@ class DryModel(nn.Linear):
 
 
 def token_gradients(backward: Any, counts: list[int]) -> dict[str, Any]:
-    """The gradient that a learner's `backward` leaves on this rank with its number of tokens, and what it
-    returns.
-    """
+    """What a learner's `backward` returns on a rank with its number of tokens, and its gradient."""
     rank = dist.get_rank()
     model = DistributedDataParallel(reader())
     loss = float(backward(model, *texts(rank, counts[rank])))
@@ -148,9 +149,10 @@ def body() -> nn.Sequential:
 
 
 def followed(train: Any, count: int) -> dict[str, Any]:
-    """Follow a training on `count` samples: how far the ranks were apart at the `start` and `end`, the
-    samples that each epoch draws on all ranks, how far weights are `off` one process with the same batches,
-    and losses.
+    """Notes on a training on `count` samples.
+
+    How far the ranks were apart at the `start` and `end`, the samples that each epoch draws on all ranks, how
+    far weights are `off` one process with the same batches, and losses.
     """
     x, y = samples(count).tensors
     first = list[Any]()
@@ -158,7 +160,9 @@ def followed(train: Any, count: int) -> dict[str, Any]:
 
     def note(module: nn.Module, given: Any) -> None:
         if isinstance(module, DistributedDataParallel):
-            first.append(copy.deepcopy(module.module.state_dict()) if not first else None)
+            if not first:
+                first.append(copy.deepcopy(module.module.state_dict()))
+            # Which samples these are, by their inputs.
             drawn.append((given[0][:, None] == x).all(-1).nonzero()[:, 1].tolist())
 
     with register_module_forward_pre_hook(note):
@@ -169,12 +173,14 @@ def followed(train: Any, count: int) -> dict[str, Any]:
     everybody: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everybody, drawn)
     batches = [list(chain.from_iterable(step)) for step in zip(*everybody, strict=True)]
+    # One process that begins with the same weights takes the same steps.
     single = copy.deepcopy(model.module)
     single.load_state_dict(first[0])
     start = distance(single)
     steps = list(after_steps(single, ((x[batch], y[batch]) for batch in batches)))
-    means = [loss for (loss, _), batch in zip(steps, batches, strict=True) for _ in batch]
-    epochs, means = (torch.tensor(list(one)).reshape(EPOCHS, -1) for one in (chain(*batches), means))
+    losses_of_samples = [loss for (loss, _), batch in zip(steps, batches, strict=True) for _ in batch]
+    epochs = torch.tensor(list(chain(*batches))).reshape(EPOCHS, -1)
+    means = torch.tensor(losses_of_samples).reshape(EPOCHS, -1).mean(1)
     off = (steps[-1][1] - weights(model)).abs().max().item()
     return {
         "ddp": True,
@@ -185,7 +191,7 @@ def followed(train: Any, count: int) -> dict[str, Any]:
         "epochs": epochs.tolist(),
         "sizes": list(map(len, drawn)),
         "head": len(single(x).flatten()) == count,
-        "means": means.mean(1).tolist(),
+        "means": means.tolist(),
         "losses": list(map(float, losses)),
     }
 
@@ -196,16 +202,15 @@ def reduced(ring: Any) -> bool:
     ranks = dist.get_world_size()
 
     def receive(source: int) -> torch.Tensor:
-        dist.recv(arrived := torch.empty(5), source)
+        arrived = torch.empty(5)
+        dist.recv(arrived, source)
         return arrived
 
+    parts = [torch.full((5,), float(10**rank + part)) for part in range(ranks)]
     with sending() as send:
-        found = ring(
-            [torch.full((5,), float(10**rank + part)) for part in range(ranks)], rank, ranks, send, receive
-        )
-    return [part.tolist() for part in found] == [
-        [sum(10**r + part for r in range(ranks))] * 5 for part in range(ranks)
-    ]
+        found = ring(parts, rank, ranks, send, receive)
+    sums = [sum(10**r + part for r in range(ranks)) for part in range(ranks)]
+    return [part.tolist() for part in found] == [[total] * 5 for total in sums]
 
 
 JUDGES = {

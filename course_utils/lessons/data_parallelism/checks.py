@@ -1,6 +1,4 @@
-"""Checks of the exercises of lesson 08, "Data parallelism": each names the
-misconception, never the answer.
-"""
+"""Checks of lesson 08, "Data parallelism": each names the misconception, never the answer."""
 
 import threading
 from collections import Counter, defaultdict, deque
@@ -51,12 +49,11 @@ RANKS = 3
 PROGRAM = "course_utils.lessons.data_parallelism.check_ranks"
 STARTS = "Three processes start; this takes about ten seconds."
 
-# ------------------------------------------------------------------------------------------------------ 08.1:
-# traffic
+# --------------------------------------------------------------------------------------------------
+# 08.1: traffic
 TRAFFIC_CASES = ((4, 1_000), (8, 6_000_000), (2, 512), (5, 10_000), (7, 1_000))
-WHOLE_BYTES = (
-    2e-3  # of 7 parts of 1,000 bytes some are rounded up: this may be counted, a part that is lost may not
-)
+# Of 7 parts of 1,000 bytes some are rounded up: this may be counted, a part that is lost may not.
+WHOLE_BYTES = 2e-3
 TRAFFIC: dict[str, Callable[[int, int], float]] = {
     "server": lambda D, S: 2 * D * S,
     "naive": lambda D, S: (D - 1) * S,
@@ -65,19 +62,19 @@ TRAFFIC: dict[str, Callable[[int, int], float]] = {
 TRAFFIC_MISTAKES: Mistakes = {
     "server: you count one way. Gradients come in, and weights go out.": lambda D, S: D * S,
     "server: this is one worker's traffic. All D workers talk to the same machine.": lambda D, S: 2 * S,
-    "server: you count it as a worker. It is a machine of its own, for all D workers.": lambda D, S: (
-        2 * (D - 1) * S
+    "server: you count it as a worker. It is a machine of its own, for all D workers.": (
+        lambda D, S: 2 * (D - 1) * S
     ),
     "naive: one message too many. No rank sends to itself.": lambda D, S: D * S,
     "naive: you count what comes in, too. Count only what one rank sends.": lambda D, S: 2 * (D - 1) * S,
     "naive: this is the sum over all ranks. Return the bytes of one rank.": lambda D, S: D * (D - 1) * S,
     "ring: this is the first half. Who hands out the complete parts?": lambda D, S: (D - 1) * S / D,
-    "ring: you send the whole gradient in each message. A message holds one part.": lambda D, S: (
-        2 * (D - 1) * S
+    "ring: you send the whole gradient in each message. A message holds one part.": (
+        lambda D, S: 2 * (D - 1) * S
     ),
     "ring: your D parts together are not all S bytes. `//` rounds down.": lambda D, S: 2 * (D - 1) * (S // D),
-    "ring: this is the limit for very many ranks. How many steps does a ring of D ranks take?": lambda D, S: (
-        2 * S
+    "ring: this is the limit for very many ranks. How many steps does a ring of D ranks take?": (
+        lambda D, S: 2 * S
     ),
 }
 
@@ -93,7 +90,7 @@ def traffic(answer: Any) -> None:
         recognized([one[name] for one in got], TRAFFIC_CASES, right, mistakes, otherwise, close)
 
 
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # 08.2: ring
 THREADS = {
     "has not been initialized": (
@@ -129,10 +126,10 @@ def ring(answer: Any) -> None:
         small = all(size <= inputs[0][0].nbytes for _, _, size in network.sent)
         expect(small, f"{right} some messages are larger than a part. A ring sends one part at a time.")
     real = all(one["reduced"] for one in found_on_ranks(PROGRAM, RANKS, "ring", answer))
-    expect(
-        real,
-        "In one process all is right, but not on real ranks: do you keep anything outside of your function?",
+    outside = (
+        "In one process all is right, but not on real ranks: do you keep anything outside of your function?"
     )
+    expect(real, outside)
 
 
 def _expect_sums(found: list[Any], wanted: list[torch.Tensor]) -> None:
@@ -145,39 +142,35 @@ def _expect_sums(found: list[Any], wanted: list[torch.Tensor]) -> None:
         for part, total in zip(parts, wanted, strict=True):
             of_kind(part, torch.Tensor, "One of your parts is")
             expect(part.shape == total.shape, "One of your parts has changed its length.")
-            more = more or float(part.max()) > 1.05 * float(total.max())
-            mean = mean or (ranks > 1 and torch.allclose(part.float() * ranks, total))
-        whole.append(
-            sum(torch.allclose(part.float(), total) for part, total in zip(parts, wanted, strict=True))
-        )
+            if float(part.max()) > 1.05 * float(total.max()):
+                more = True
+            if ranks > 1 and torch.allclose(part.float() * ranks, total):
+                mean = True
+        pairs = zip(parts, wanted, strict=True)
+        whole.append(sum(torch.allclose(part.float(), total) for part, total in pairs))
     expect(not mean, "Some parts are sums divided by the number of ranks. Return the sums.")
     totals = sorted(total[0].item() for total in wanted)
+    complete = whole == [ranks] * ranks
     order = [sorted(part[0].item() for part in parts) == totals for parts in found]
-    expect(
-        whole == [ranks] * ranks or not all(order), "All parts are complete, but not in their original order."
-    )
+    expect(complete or not all(order), "All parts are complete, but not in their original order.")
     expect(ranks > 1 or any(whole), "A single rank already has all sums: it has nothing to send or add.")
     first = (
-        f"With {ranks} ranks no part is a complete sum. In each half, which part do you send first, which"
-        " receive?"
+        f"With {ranks} ranks no part is a complete sum. "
+        "In each half, which part do you send first, which receive?"
     )
     expect(any(whole), first)
-    expect(
-        not more,
-        "Some numbers are in a sum more than once. In the second half, what arrives is already complete.",
-    )
+    twice = "Some numbers are in a sum more than once. In the second half, what arrives is already complete."
+    expect(not more, twice)
     expect(ranks == 1 or whole != [1] * ranks, "Each rank has one complete sum: this is only the first half.")
     some = (
-        "Some parts are complete only on some ranks. How long is each half? Which part leaves first in the"
-        " second?"
+        "Some parts are complete only on some ranks. "
+        "How long is each half? Which part leaves first in the second?"
     )
-    expect(whole == [ranks] * ranks, some)
+    expect(complete, some)
 
 
 class Network:
-    """Ranks as threads with a queue between each two; notices a standstill. `sent` lists (sender, receiver,
-    bytes).
-    """
+    """Ranks as threads, a queue between each two; notices a standstill. `sent`: (sender, receiver, bytes)."""
 
     def __init__(self, ranks: int) -> None:
         self.ranks = self._running = ranks
@@ -187,15 +180,13 @@ class Network:
         self._changed = threading.Condition()
 
     def run(self, program: Callable[..., Any], inputs: Sequence[list[torch.Tensor]]) -> list[Any]:
-        """Results of `program(parts, rank, ranks, send, receive)` on each rank; raises what one of them
-        raises.
-        """
+        """Results of `program(parts, rank, ranks, send, receive)` on all ranks; raises what one raises."""
 
         def one(rank: int) -> Any:
+            send = partial(self._send, rank)
+            receive = partial(self._receive, rank)
             try:
-                return program(
-                    inputs[rank], rank, self.ranks, partial(self._send, rank), partial(self._receive, rank)
-                )
+                return program(inputs[rank], rank, self.ranks, send, receive)
             finally:
                 with self._changed:
                     self._running -= 1
@@ -205,15 +196,13 @@ class Network:
             futures = [pool.submit(one, rank) for rank in range(self.ranks)]
         errors = [error for error in (future.exception() for future in futures) if error]
         if errors:
-            # mostly a consequence of another error
+            # A deadlock comes last: it is mostly a consequence of another error.
             raise min(errors, key=lambda error: "Deadlock" in str(error))
         return [future.result() for future in futures]
 
     def _send(self, sender: int, tensor: torch.Tensor, to: int) -> None:
-        expect(
-            isinstance(tensor, torch.Tensor),
-            f"`send` takes one tensor, a part, not a {type(tensor).__name__}.",
-        )
+        other = f"`send` takes one tensor, a part, not a {type(tensor).__name__}."
+        expect(isinstance(tensor, torch.Tensor), other)
         expect(to in range(self.ranks), f"There is no rank {to} to send to: a ring closes with `% ranks`.")
         with self._changed:
             self.sent.append((sender, to, tensor.nbytes))
@@ -221,10 +210,8 @@ class Network:
             self._changed.notify_all()
 
     def _receive(self, receiver: int, source: int) -> torch.Tensor:
-        expect(
-            source in range(self.ranks),
-            f"There is no rank {source} to receive from: a ring closes with `% ranks`.",
-        )
+        none = f"There is no rank {source} to receive from: a ring closes with `% ranks`."
+        expect(source in range(self.ranks), none)
         with self._changed:
             self._waiting.add((source, receiver))
             self._changed.notify_all()
@@ -236,16 +223,18 @@ class Network:
             return arrived.popleft()
 
     def _stands_still(self) -> bool:
+        """True if every rank that is still running waits for a message, and none of these is on its way."""
         return len(self._waiting) >= self._running and not any(self.queues[one] for one in self._waiting)
 
 
-# ------------------------------------------------------------------------------------------------ 08.3:
-# token_backward
+# --------------------------------------------------------------------------------------------------
+# 08.3: token_backward
 DDP_AVERAGES = (
-    "The losses of all ranks add up to the right mean. But DDP takes the mean of their gradients, not the"
-    " sum."
+    "The losses of all ranks add up to the right mean. "
+    "But DDP takes the mean of their gradients, not the sum."
 )
-FACTOR_MISTAKES: Mistakes = {  # factor(n, r): what rank r of n[r] tokens multiplies the mean over them by
+# factor(n, r): what rank r of n[r] tokens multiplies the mean over them by.
+FACTOR_MISTAKES: Mistakes = {
     "You leave the loss as it is: a rank with few tokens counts as much as one with many.": lambda n, r: 1.0,
     DDP_AVERAGES: lambda n, r: n[r] / sum(n),
     "Your loss is a sum over tokens. Who divides it by all tokens?": lambda n, r: n[r],
@@ -262,42 +251,42 @@ def _after_ddp(factor: Callable[[list[int], int], float], *counts: int) -> list[
     for rank, tokens in enumerate(counts):
         x, y = texts(rank, tokens)
         total = cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="sum")
-        losses.append(total / max(tokens, 1) * (factor(list(counts), rank) if tokens else 0))
+        weight = factor(list(counts), rank) if tokens else 0
+        losses.append(total / max(tokens, 1) * weight)
     loss = torch.stack(losses).mean()
-    return [
-        loss.detach(),
-        torch.cat([one.flatten() for one in torch.autograd.grad(loss, [*model.parameters()])]),
-    ]
+    gradients = torch.autograd.grad(loss, [*model.parameters()])
+    return [loss.detach(), torch.cat([one.flatten() for one in gradients])]
+
+
+def _gradient_after_ddp(factor: Callable[[list[int], int], float], *counts: int) -> torch.Tensor:
+    return _after_ddp(factor, *counts)[1]
 
 
 @exercise("08.3", "Every token counts once, no matter which rank has it.", STARTS)
 def token_backward(answer: Any) -> None:
-    """`answer(model, inputs, targets)` goes backward from the mean over the tokens of all ranks, and returns
-    it.
-    """
+    """`answer(model, inputs, targets)` goes backward from the mean over all ranks' tokens, and returns it."""
     right = partial(_after_ddp, lambda n, r: len(n) * n[r] / sum(n))
     with more_from_others():
         expect_together(lambda: _alone(answer, 0 if dist.get_rank() else 5), RANKS)  # one rank without tokens
-    found = list(
-        zip(*(one.values() for one in found_on_ranks(PROGRAM, RANKS, "tokens", answer)), strict=True)
-    )
+    by_rank = [one.values() for one in found_on_ranks(PROGRAM, RANKS, "tokens", answer)]
+    found = list(zip(*by_rank, strict=True))  # of each of TOKENS, all ranks'
     equal = all(one["gradient"] == ranks[0]["gradient"] for ranks in found[:2] for one in ranks)
-    expect(
-        equal, "The ranks end with different gradients: who calls DDP's own forward, outside of `no_sync`?"
-    )
-    mistakes = {
-        says: lambda *n, factor=factor: _after_ddp(factor, *n)[1] for says, factor in FACTOR_MISTAKES.items()
-    }
+    apart = "The ranks end with different gradients: who calls DDP's own forward, outside of `no_sync`?"
+    expect(equal, apart)
+    mistakes = {says: partial(_gradient_after_ddp, factor) for says, factor in FACTOR_MISTAKES.items()}
     otherwise = "The gradient is off. Write the mean over all tokens as a sum over ranks."
     got = [torch.tensor(ranks[0]["gradient"]) for ranks in found]
     recognized(got[:2], TOKENS[:2], lambda *n: right(*n)[1], mistakes, otherwise, same)
+    # In the last of TOKENS a rank has none.
+    last = right(*TOKENS[2])[1]
     filled = (
-        "Right only while every rank has tokens. DDP divides by the number of all ranks, with or without"
-        " them."
+        "Right only while every rank has tokens. "
+        "DDP divides by the number of all ranks, with or without them."
     )
-    expect(not same(got[2:], [right(*TOKENS[2])[1] * (RANKS - 1) / RANKS]), filled)
+    expect(not same(got[2:], [last * (RANKS - 1) / RANKS]), filled)
     empty = "Right only while every rank has tokens. A mean over no token is 0/0: which reduction is not?"
-    expect(isfinite(sum(one["loss"] for one in found[2])) and same(got[2:], [right(*TOKENS[2])[1]]), empty)
+    finite = isfinite(sum(one["loss"] for one in found[2]))
+    expect(finite and same(got[2:], [last]), empty)
     with pretended(0, 7), more_from_others():
         fixed = same([_alone(answer, 5)], [RANKS / 2 * _after_ddp(lambda n, r: 1, 5)[1]])
     expect(not fixed, "Right on three ranks, but only on three. Who knows how many ranks there are?")
@@ -308,10 +297,11 @@ def token_backward(answer: Any) -> None:
 
 @contextmanager
 def more_from_others() -> Iterator[None]:
-    """Inside `pretended`, sums are five larger than this rank's part, and what is gathered five larger than
-    its own.
-    """
+    """Inside `pretended`, sums are five larger than this rank's part, and what is gathered than its own."""
     own = {name: getattr(dist, name) for name in ("all_reduce", "reduce", "all_gather", "all_gather_object")}
+
+    def five_more(one: Any) -> Any:
+        return one + 5 if isinstance(one, (Real, torch.Tensor)) else one
 
     def exchange(name: str, x: Any, *how: Any, **more: Any) -> Any:
         work = own[name](x, *how, **more)
@@ -319,9 +309,7 @@ def more_from_others() -> Iterator[None]:
             for part in x:
                 part.copy_(how[0] + 5)
         elif name == "all_gather_object":
-            x[:] = tree_map(
-                lambda one: one + 5 if isinstance(one, (Real, torch.Tensor)) else one, [how[0]] * len(x)
-            )
+            x[:] = tree_map(five_more, [how[0]] * len(x))
         else:
             x.add_(5)
         return work
@@ -343,15 +331,13 @@ def _alone(answer: Any, tokens: int) -> torch.Tensor:
     return torch.cat(gradients)
 
 
-# --------------------------------------------------------------------------------------------------- 08.4:
-# mended_step
+# --------------------------------------------------------------------------------------------------
+# 08.4: mended_step
 TOLERANCE = 1e-6  # for weights near 0.1: rounding stays well below it, a mistake far above
 
 
 def on_real_ranks(step: Any) -> dict[str, Any]:
-    """The notes of `check_ranks.trained` on a step under DDP, for each number of
-    micro-batches in `COUNTS`.
-    """
+    """Notes of `check_ranks.trained` on a step under DDP, for each number of micro-batches in `COUNTS`."""
     return found_on_ranks(PROGRAM, RANKS, "step", step)[0]
 
 
@@ -367,110 +353,100 @@ def mended_step(answer: Any) -> None:
     four, *others = found = list(on_real_ranks(answer).values())
     drifts = [max(one["apart"]) > 0 for one in found]
     exchanged = any(one["exchanged"] for one in found)
-    expect(
-        exchanged,
-        "DDP exchanges no gradient at all. Which backward is outside of `no_sync`, with DDP's forward?",
-    )
+    never = "DDP exchanges no gradient at all. Which backward is outside of `no_sync`, with DDP's forward?"
+    expect(exchanged, never)
     after = "The ranks drift apart, though gradients are exchanged. Which gradients miss the exchange?"
     expect(not all(drifts[:-1]), after)  # with one micro-batch the first is the last
-    expect(
-        not any(drifts),
-        "With some numbers of micro-batches the ranks drift apart. Which micro-batch is the last?",
-    )
+    some = "With some numbers of micro-batches the ranks drift apart. Which micro-batch is the last?"
+    expect(not any(drifts), some)
     large = (
         "The ranks agree, but not with one large batch. What divides the loss? When do you step and clear?"
     )
     only = four["off"][0] < TOLERANCE and any(one["off"][0] > TOLERANCE for one in others)
-    expect(
-        not only, "Right with 4 micro-batches, wrong with another number. By how much do you divide the loss?"
+    fixed = "Right with 4 micro-batches, wrong with another number. By how much do you divide the loss?"
+    expect(not only, fixed)
+    often = (
+        "All right, but gradients are exchanged more than once per step. Put `no_sync` around forward, too."
     )
     for one in found:
         expect(one["off"][0] < TOLERANCE, large)
         expect(max(one["off"]) < TOLERANCE, "Only the first step is right: what does a step leave behind?")
-        often = (
-            "All right, but gradients are exchanged more than once per step. Put `no_sync` around forward,"
-            " too."
-        )
         expect(one["exchanged"] < 1.01, often)
     message = "The numbers are right, the memory is not: run each backward before the next forward."
     expect(four["at_once"] <= 2, message)
 
 
-# ------------------------------------------------------------------------------------------------ 08.5:
-# fixed_training
+# --------------------------------------------------------------------------------------------------
+# 08.5: fixed_training
 STARTS_TWICE = "Three processes start, and then two; this takes about ten seconds."
 
 
 def training_on_ranks(train: Any) -> dict[str, Any]:
-    """The notes of `check_ranks.followed` on a training with DDP, for 24 and for 23 samples, and all ranks'
-    losses.
-    """
+    """Notes of `check_ranks.followed` on DDP training, by number of samples, with all ranks' losses."""
     found = found_on_ranks(PROGRAM, RANKS, "train", train)
-    return {
-        count: found[0][count] | {"losses": [one[count].get("losses") for one in found]} for count in found[0]
-    }
+    notes = {}
+    for count, first in found[0].items():
+        notes[count] = first | {"losses": [one[count].get("losses") for one in found]}
+    return notes
 
 
 @exercise(
     "08.5", "Equal ranks from the first step on, every sample seen, the numbers of one process.", STARTS_TWICE
 )
 def fixed_training(answer: Any) -> None:
-    """`answer(body, data, epochs, batch)` trains `body` and a new head on all ranks: the model, losses of
-    epochs.
-    """
-    with (
-        pretended(0, RANKS),
-        patch.object(DistributedDataParallel, "forward", lambda ddp, *x: ddp.module(*x)),
-    ):
+    """`answer(body, data, epochs, batch)` trains `body` and a new head on all ranks: model and losses."""
+    local = patch.object(DistributedDataParallel, "forward", lambda ddp, *x: ddp.module(*x))
+    with pretended(0, RANKS), local:
         returned = call(answer, body(), samples(24), EPOCHS, BATCH, returns=(tuple, list), may_change=(0,))
     two = len(returned) == 2 and isinstance(returned[1], (list, tuple))
     expect(two, "Return two things: the model, and a list of losses.")
-    mean = (
-        "Losses are not the mean over all samples drawn. One drawn twice counts twice. The last batch may be"
-        " small."
-    )
-    for count, one in training_on_ranks(answer).items():
-        expect(one["ddp"] or not one["called"], "What you return first is not the model in DDP.")
-        expect(
-            one["ddp"] and one["called"],
-            "Your model is not in DDP, or you never call it: who exchanges gradients?",
-        )
-        expect(
-            not one["start"], "Ranks start with different weights. What was missing when DDP sent rank 0's?"
-        )
-        expect(
-            not one["end"], "Ranks start equal and drift apart. Are all weights in DDP before the first step?"
-        )
-        expect(one["head"], "Your model returns what `body` does: where is the new head?")
-        expect(
-            max(one["sizes"]) == BATCH, "A rank goes forward with more or fewer samples at once than `batch`."
-        )
-        drawn = one["epochs"][0]
-        expect(
-            len(drawn) < int(count) + RANKS,
-            "Ranks draw more than all samples. Does each draw only its own, once?",
-        )
-        all_seen = len(set(drawn)) == int(count)
-        expect(
-            all_seen,
-            "Some samples are never drawn in an epoch. Do all ranks shuffle alike, and draw to the end?",
-        )
-        expect(
-            drawn != one["epochs"][1],
-            "Every epoch has the same order. Who shuffles, and tells the sampler which epoch it is?",
-        )
+    for count, notes in training_on_ranks(answer).items():
+        _expect_model(notes)
+        _expect_drawn(notes["epochs"], int(count))
         large = (
-            "Weights are not those of one process with SGD. Does every weight learn, at 0.1, only from this"
-            " step? Do all ranks draw equally many samples?"
+            "Weights are not those of one process with SGD. "
+            "Does every weight learn, at 0.1, only from this step? Do all ranks draw equally many samples?"
         )
-        expect(one["off"] < TOLERANCE, large)
-        first, *others = one["losses"]
-        expect(len(first) == EPOCHS, "Return one loss for each epoch.")
-        equal = others == [first] * len(others)
-        expect(equal, "Each rank returns losses of its own samples. Who adds up those of all ranks?")
-        together = "Your losses are D times too large on D ranks. How many samples did all ranks draw?"
-        expect(not alike(first, [RANKS * one for one in one["means"]], 1e-4), together)
-        expect(alike(first, one["means"], 1e-4), mean)
+        expect(notes["off"] < TOLERANCE, large)
+        _expect_losses(notes)
     pair = found_on_ranks(PROGRAM, 2, "train", answer)[0]["24"]
     right = pair["ddp"] and pair["off"] < TOLERANCE and alike(pair["losses"], pair["means"], 1e-4)
     expect(right, "Right on three ranks, but not on two. Who knows how many ranks there are?")
+
+
+def _expect_model(notes: Mapping[str, Any]) -> None:
+    expect(notes["ddp"] or not notes["called"], "What you return first is not the model in DDP.")
+    used = notes["ddp"] and notes["called"]
+    expect(used, "Your model is not in DDP, or you never call it: who exchanges gradients?")
+    start = "Ranks start with different weights. What was missing when DDP sent rank 0's?"
+    expect(not notes["start"], start)
+    end = "Ranks start equal and drift apart. Are all weights in DDP before the first step?"
+    expect(not notes["end"], end)
+    expect(notes["head"], "Your model returns what `body` does: where is the new head?")
+    sizes = "A rank goes forward with more or fewer samples at once than `batch`."
+    expect(max(notes["sizes"]) == BATCH, sizes)
+
+
+def _expect_drawn(epochs: Sequence[Sequence[int]], count: int) -> None:
+    """CheckFailed unless all ranks together draw each of `count` samples, in another order each epoch."""
+    drawn = epochs[0]
+    more = "Ranks draw more than all samples. Does each draw only its own, once?"
+    expect(len(drawn) < count + RANKS, more)
+    some = "Some samples are never drawn in an epoch. Do all ranks shuffle alike, and draw to the end?"
+    expect(len(set(drawn)) == count, some)
+    same_order = "Every epoch has the same order. Who shuffles, and tells the sampler which epoch it is?"
+    expect(drawn != epochs[1], same_order)
+
+
+def _expect_losses(notes: Mapping[str, Any]) -> None:
+    first, *others = notes["losses"]
+    expect(len(first) == EPOCHS, "Return one loss for each epoch.")
+    equal = others == [first] * len(others)
+    expect(equal, "Each rank returns losses of its own samples. Who adds up those of all ranks?")
+    together = "Your losses are D times too large on D ranks. How many samples did all ranks draw?"
+    expect(not alike(first, [RANKS * mean for mean in notes["means"]], 1e-4), together)
+    mean = (
+        "Losses are not the mean over all samples drawn. "
+        "One drawn twice counts twice. The last batch may be small."
+    )
+    expect(alike(first, notes["means"], 1e-4), mean)

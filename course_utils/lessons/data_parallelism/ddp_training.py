@@ -1,5 +1,4 @@
-"""Data-parallel training of a small network: on GPUs (NCCL) where each rank of a machine can have its own, or
-on CPUs.
+"""Data-parallel training of a small network: on GPUs (NCCL) where each rank can have its own, or on CPUs.
 
     torchrun --standalone --nproc-per-node=2 -m course_utils.lessons.data_parallelism.ddp_training
 
@@ -28,21 +27,19 @@ BUCKET_MB, WARM_UP, TIMED = 2.0, 2, 5
 
 
 def why_on_cpus() -> str:
-    """The reason why ranks run on the CPU; "" where each has its own GPU. NCCL refuses
-    two ranks on one GPU.
-    """
+    """The reason why ranks run on the CPU; "" where each has its own GPU. NCCL refuses two on one GPU."""
     source = forced_source()
     ranks = int(os.environ["LOCAL_WORLD_SIZE"])
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if source not in ("auto", "live"):
         return f"COURSE_SOURCE is {source}"
-    return "" if gpus >= ranks else f"{ranks} ranks need {ranks} GPUs, torch finds {gpus}"
+    if gpus < ranks:
+        return f"{ranks} ranks need {ranks} GPUs, torch finds {gpus}"
+    return ""
 
 
 def device_of_rank() -> torch.device:
-    """This rank's own GPU where each rank of this machine can have one and COURSE_SOURCE allows it, else the
-    CPU.
-    """
+    """This rank's own GPU where each rank here can have one and COURSE_SOURCE allows it, else the CPU."""
     if why_on_cpus():
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -57,18 +54,14 @@ def where(device: torch.device) -> str:
 
 
 def network(device: torch.device) -> nn.Sequential:
-    """Twelve equal layers: other weights on each rank, until DistributedDataParallel
-    sends rank 0's to all.
-    """
+    """Twelve equal layers, with other weights on each rank until DistributedDataParallel sends rank 0's."""
     torch.manual_seed(dist.get_rank())
-    return nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(LAYERS))).to(
-        device
-    )
+    layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(LAYERS)]
+    return nn.Sequential(*layers).to(device)
 
 
 class Trace:
-    """A DDP communication hook that averages as DDP does by itself, and notes each bucket: bytes, ready,
-    done.
+    """A DDP communication hook that averages as DDP does, and notes each bucket: bytes, ready, done.
 
     On a GPU, times are those of CUDA events, in the order of its own work; `since_begin` turns them into
     seconds.
@@ -87,9 +80,7 @@ class Trace:
         return self.clock.milliseconds(self.zero, stamp) / 1000
 
     def hook(self, _: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """The mean of a bucket over all ranks; called by DDP as soon as all gradients of the bucket are
-        there.
-        """
+        """The mean of a bucket over all ranks; DDP calls it as soon as all of its gradients are there."""
         noted = {"size": bucket.buffer().nbytes, "ready": self.clock.stamp()}
         self.buckets.append(noted)
         work = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
@@ -120,9 +111,10 @@ def traced_step(
             loss.backward()
         end = trace.clock.stamp()
         trace.clock.synchronize()
-        buckets = [
-            noted | {at: trace.since_begin(noted[at]) for at in ("ready", "done")} for noted in trace.buckets
-        ]
+        buckets = []
+        for noted in trace.buckets:
+            seconds = {at: trace.since_begin(noted[at]) for at in ("ready", "done")}
+            buckets.append(noted | seconds)
         times = {"forward": trace.since_begin(forward), "end": trace.since_begin(end)}
         steps.append(times | {"buckets": buckets})
         model.zero_grad()
@@ -130,9 +122,7 @@ def traced_step(
 
 
 def one_rank(device: torch.device, bucket_mb: float = BUCKET_MB) -> dict[str, Any]:
-    """This rank's steps with buckets of `bucket_mb`, with one for all and with none; bytes of all
-    `gradients`.
-    """
+    """This rank's steps with buckets of `bucket_mb`, one for all, and none; bytes of all `gradients`."""
     return {
         "where": where(device),
         "many": traced_step(device, bucket_mb),

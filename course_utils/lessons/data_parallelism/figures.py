@@ -1,6 +1,4 @@
-"""Pictures of lesson 08: a server's four steps, a ring at one of its steps, buckets in time, a model and its
-band.
-"""
+"""Pictures of lesson 08: a server's four steps, a ring at one of its steps, buckets in time, bands."""
 
 from collections.abc import Mapping, Sequence
 from math import hypot
@@ -39,20 +37,16 @@ def server_figure(workers: int = 3) -> Figure:
         canvas.text(x, top, name, 13, font_weight="bold")
         for line, part in enumerate(wrap(what, 11, wide)):
             canvas.text(x, top + 184 + 14 * line, part, 11, QUIET)
-        _box(
-            canvas,
-            x + wide / 2,
-            top + 22,
-            76,
-            "server",
-            COLOURS["optimizer_states"] if index == 2 else "#FFFFFF",
-        )
+        center = x + wide / 2
+        busy = COLOURS["optimizer_states"] if index == 2 else "#FFFFFF"
+        _box(canvas, center, top + 22, 76, "server", busy)
         for worker in range(workers):
             middle = x + pitch * (worker + 0.5)
+            holds = f"G{worker + 1}" if index < 2 else "θ"
             fill = COLOURS["gradients"] if index == 0 else "#FFFFFF"
-            _box(canvas, middle, top + 130, side, f"G{worker + 1}" if index < 2 else "θ", fill)
+            _box(canvas, middle, top + 130, side, holds, fill)
             below = (middle, top + 126)
-            above = (x + wide / 2 + (worker - (workers - 1) / 2) * 18, top + 58)
+            above = (center + (worker - (workers - 1) / 2) * 18, top + 58)
             if index == 1:
                 _arrow(canvas, *below, *above, SENT)
             elif index == 3:
@@ -83,32 +77,25 @@ def ring_figure(recorded: Sequence[Sequence[Sequence[int]]], step: int) -> Figur
     `recorded` has the parts of each rank after each step. ValueError for a step that was not recorded.
     """
     ranks = len(recorded)
-    last = 2 * (len(recorded) - 1)
+    last = 2 * (ranks - 1)
     if not 0 <= step < len(recorded[0]):
         raise ValueError(f"step {step}: this ring has steps 0 to {len(recorded[0]) - 1}")
     held = [parts[step] for parts in recorded]
-    sent = [(rank, (rank - step + 1) % ranks, (rank + 1) % ranks) for rank in range(ranks if step else 0)]
-    title = f"Before the first step: {ranks} ranks, each with {ranks} parts of its own"
     canvas = Canvas()
+    sent: list[tuple[int, int, int]] = []
+    title = f"Before the first step: {ranks} ranks, each with {ranks} parts of its own"
     if step:
+        # Each rank sends its right neighbor the part that came last; in the first step, its own.
+        sent = [(rank, (rank - step + 1) % ranks, (rank + 1) % ranks) for rank in range(ranks)]
         half = "adding up" if step < ranks else "handing out"
+        # Rank 0 began with 1, rank 1 with 10, and so on: a complete sum is a row of ones.
         whole = sum(value == int("1" * ranks) for parts in held for value in parts)
         title = f"Step {step} of {last}, {half}: {whole} of {ranks * ranks} parts are complete sums"
     top = canvas.title(title) + 22
     pitch = (canvas.width - 2 * MARGIN) / ranks
     digits = 11 if canvas.narrow else 14
     wide = min(96.0, max(0.54 * pitch, text_width("1" * ranks, digits) + 6))
-    for rank, parts in enumerate(held):
-        middle = MARGIN + pitch * (rank + 0.5)
-        canvas.text(middle, top, f"rank {rank}", 13, font_weight="bold", text_anchor="middle")
-        for part, value in enumerate(parts):
-            y = top + 12 + CELL * part
-            count = str(value).count("1")
-            fill = GREENS[-1] if count == ranks else GREENS[min(count, len(GREENS) - 2)]
-            canvas.rect(
-                middle - wide / 2, y, wide, CELL - 6, fill, stroke=RULE, stroke_width=1, data_sum=value
-            )
-            canvas.text(middle, y + 22, f"{value:0{ranks}d}", digits, ink_on(fill), text_anchor="middle")
+    _ring_parts(canvas, held, top, pitch, wide, digits)
     for sender, part, receiver in sent:
         y = top + 29 + CELL * part
         left = MARGIN + pitch * (sender + 0.5) + wide / 2 + 3
@@ -119,18 +106,34 @@ def ring_figure(recorded: Sequence[Sequence[Sequence[int]]], step: int) -> Figur
         _arrow(canvas, left, y, right, y, SENT)
     bottom = top + 12 + CELL * ranks
     said = (
-        "Each rank began with one digit of its own, 1, 10, 100 and so on: the digits say whose numbers are in"
-        " a sum."
+        "Each rank began with one digit of its own, 1, 10, 100 and so on: "
+        "the digits say whose numbers are in a sum."
     )
     for line in wrap(said, 12, canvas.width - 2 * MARGIN):
         bottom += 18
         canvas.text(MARGIN, bottom + 6, line, 12, QUIET)
-    arrows = ", ".join(
-        f"rank {sender} sends part {part} to rank {receiver}" for sender, part, receiver in sent
-    )
+    arrows = [f"rank {sender} sends part {part} to rank {receiver}" for sender, part, receiver in sent]
     sums = "; ".join(f"rank {rank} holds {sentence(map(str, parts))}" for rank, parts in enumerate(held))
-    alt = f"{stop(title)} R{arrows[1:]}. Then {sums}." if arrows else f"{stop(title)} R{sums[1:]}."
+    told = f"{', '.join(arrows)}. Then {sums}" if arrows else sums
+    alt = f"{stop(title)} {told[0].upper()}{told[1:]}."
     return Figure(canvas.svg(bottom + 20, title, alt), alt)
+
+
+def _ring_parts(
+    canvas: Canvas, held: Sequence[Sequence[int]], top: float, pitch: float, wide: float, digits: int
+) -> None:
+    """Each rank's parts below its name, the greener the more ranks have added to it."""
+    ranks = len(held)
+    for rank, parts in enumerate(held):
+        middle = MARGIN + pitch * (rank + 0.5)
+        left = middle - wide / 2
+        canvas.text(middle, top, f"rank {rank}", 13, font_weight="bold", text_anchor="middle")
+        for part, value in enumerate(parts):
+            y = top + 12 + CELL * part
+            count = str(value).count("1")
+            fill = GREENS[-1] if count == ranks else GREENS[min(count, len(GREENS) - 2)]
+            canvas.rect(left, y, wide, CELL - 6, fill, stroke=RULE, stroke_width=1, data_sum=value)
+            canvas.text(middle, y + 22, f"{value:0{ranks}d}", digits, ink_on(fill), text_anchor="middle")
 
 
 @reflowing
@@ -181,18 +184,17 @@ def _one_step(
     end = left + step["end"] * scale
     bottom = y + 34 + 15 * len(step["buckets"])
     canvas.line(end, y - 4, end, bottom - 4, INK, stroke_width=1.5, stroke_dasharray="3 3")
-    canvas.halo_text(
-        end - 4, bottom + 8, f"{1000 * step['end']:.0f} ms", 12, text_anchor="end", font_weight="bold"
-    )
+    ms = f"{1000 * step['end']:.0f} ms"
+    canvas.halo_text(end - 4, bottom + 8, ms, 12, text_anchor="end", font_weight="bold")
     return bottom + 26
 
 
 def _step_told(step: Mapping[str, Any]) -> str:
     spans = ", ".join(f"{1000 * b['ready']:.0f} to {1000 * b['done']:.0f}" for b in step["buckets"])
     reduced = f"buckets on their way from {spans} ms" if spans else "nothing exchanged"
-    return (
-        f"forward ends at {1000 * step['forward']:.0f} ms, backward at {1000 * step['end']:.0f} ms, {reduced}"
-    )
+    forward = 1000 * step["forward"]
+    backward = 1000 * step["end"]
+    return f"forward ends at {forward:.0f} ms, backward at {backward:.0f} ms, {reduced}"
 
 
 def band_figure(
@@ -207,13 +209,14 @@ def band_figure(
 ) -> Figure:
     """Lines with bands of uncertainty, x on a logarithmic axis, and measured dots."""
     columns = {name: list(zip(*band.values(), strict=True)) for name, band in bands.items()}
-    floor = min(
-        (value for low, _, _ in columns.values() for value in low if value > 0), default=min(dots.values())
-    )
-    drawn: dict[str, tuple[Sequence[float], Sequence[float]]] = {
-        "measured": (list(dots), list(dots.values()))
-    }
-    drawn |= {name: (list(bands[name]), expected) for name, (_, expected, _) in columns.items()}
-    ranges = {name: ([max(floor, value) for value in low], high) for name, (low, _, high) in columns.items()}
+    # A logarithmic axis has no place for 0, where a band may end: raise those ends to the smallest other one.
+    positive = [value for low, _, _ in columns.values() for value in low if value > 0]
+    floor = min(positive, default=min(dots.values()))
+    drawn: dict[str, tuple[Sequence[float], Sequence[float]]] = {}
+    drawn["measured"] = (list(dots), list(dots.values()))
+    ranges: dict[str, tuple[Sequence[float], Sequence[float]]] = {}
+    for name, (low, expected, high) in columns.items():
+        drawn[name] = (list(bands[name]), expected)
+        ranges[name] = ([max(floor, value) for value in low], high)
     look = {"log_x": True, "log_y": log_y, "markers": False, "circles": ["measured"], "bands": ranges}
     return lines(drawn, title, xlabel, ylabel, **look, provenance=provenance)

@@ -1,15 +1,12 @@
-"""Time of a message, α + β·n seconds for n bytes (Hockney 1994): fitted to measured times, extrapolated to
-rings.
-"""
+"""Time of a message, α + β·n seconds for n bytes (Hockney 1994): fitted to measured times, and of rings."""
 
 from collections.abc import Sequence
 from math import sqrt
 from statistics import median
 from typing import NamedTuple
 
-STANDARD_ERRORS = (
-    2  # half a band's width: about 95 % if errors were normal, which on a busy machine they hardly are
-)
+# Half a band's width: about 95 % if errors were normal, which on a busy machine they hardly are.
+STANDARD_ERRORS = 2
 Band = tuple[float, float, float]  # lowest, expected and highest value
 
 
@@ -27,20 +24,16 @@ class Link(NamedTuple):
         return self._band(1.0, size)
 
     def all_reduce(self, size: float, ranks: int) -> Band:
-        """Seconds of a ring all-reduce of `size` bytes: 2(D−1) messages one after the other, of size/D bytes
-        each.
-        """
+        """Seconds of a ring all-reduce of `size` bytes: 2(D−1) messages in turn, of size/D bytes each."""
         return self._band(2 * (ranks - 1), 2 * (ranks - 1) / ranks * size)
 
     def efficiency(self, size: float, ranks: int, compute: float, hidden: float = 0.0) -> Band:
-        """Throughput of `ranks` over as many times one rank's: each computes for `compute` s, then they
-        all-reduce.
+        """Throughput of `ranks` over as many times one rank's: each computes `compute` s, then all-reduces.
 
         `hidden` seconds of the all-reduce cost nothing, as something else is computed meanwhile.
         """
-        low, expected, high = (
-            compute / (compute + max(0.0, s - hidden)) for s in self.all_reduce(size, ranks)
-        )
+        sent = self.all_reduce(size, ranks)
+        low, expected, high = (compute / (compute + max(0.0, seconds - hidden)) for seconds in sent)
         return high, expected, low
 
     def _band(self, messages: float, size: float) -> Band:
@@ -51,8 +44,7 @@ class Link(NamedTuple):
 
 
 def fit_link(measured: Sequence[tuple[float, Sequence[float]]]) -> Link:
-    """The link whose α + β·n is closest to the medians of measured times, given as (bytes, seconds of each
-    try).
+    """The link whose α + β·n is closest to the medians of measured (bytes, seconds of each try).
 
     Least squares of errors relative to the line, or the largest message alone would decide: weighted by the
     line found before, until it converges. Raises ValueError for fewer than three different sizes, which leave
@@ -70,6 +62,7 @@ def fit_link(measured: Sequence[tuple[float, Sequence[float]]]) -> Link:
 
 
 def _weighted(points: Sequence[tuple[float, float]], expected: Sequence[float]) -> Link:
+    """Least squares of errors over `expected`, in closed form: the normal equations of α and β."""
     rows = [
         (1 / scale, size / scale, seconds / scale)
         for (size, seconds), scale in zip(points, expected, strict=True)

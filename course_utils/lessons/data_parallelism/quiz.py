@@ -9,7 +9,8 @@ from ...interactive.quiz import Numbers, gb
 from ...units import each
 
 RUN = TrainingRun("gpt2-medium", 4, 1024, "amp-bf16", world_size=8)
-_mb, _gb = (partial(format_bytes, unit=unit, digits=digits) for unit, digits in (("MB", 0), ("GB", 2)))
+_mb = partial(format_bytes, unit="MB", digits=0)
+_gb = partial(format_bytes, unit="GB", digits=2)
 
 
 def numbers() -> Iterator[Numbers]:
@@ -24,10 +25,8 @@ def numbers() -> Iterator[Numbers]:
     held = estimate(RUN)["communication"]
     yield "buckets", each(_gb, buckets=held, largest=max(bucket_sizes(RUN)), half=held // 2, share=held // D)
     k, size = 8, 300_000_000
-    yield (
-        "what_no_sync_saves",
-        {"k": k} | each(_mb, saved=(k - 1) * size, all=k * size, last=size, part=size // k),
-    )
+    sizes = each(_mb, saved=(k - 1) * size, all=k * size, last=size, part=size // k)
+    yield "what_no_sync_saves", {"k": k} | sizes
     few, many = 8, 64
     factors = {"ranks": many // few, "messages": many * (many - 1) / (few * (few - 1))}
     yield "steps_of_a_ring", {"few": few, "many": many, "ring": (many - 1) / (few - 1)} | factors

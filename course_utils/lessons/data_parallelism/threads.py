@@ -26,9 +26,7 @@ def in_threads(count: int) -> float:
 
 
 def in_processes(count: int) -> float:
-    """Seconds that the slowest of `count` processes took for the same work, starts not counted; the best of a
-    few.
-    """
+    """Seconds of the slowest of `count` processes for the same work, starts not counted; best of a few."""
     timed = "import timeit; print(timeit.timeit(python_work, number=1))"
     command = [sys.executable, "-c", f"ROUNDS = {ROUNDS}\n{inspect.getsource(python_work)}\n{timed}"]
     times = []

@@ -10,9 +10,7 @@ from .figures import ring_figure
 
 
 class RingPlayer(Explorable):
-    """The parts of each rank after each step of a ring, from `step` on. ValueError for
-    a step not recorded.
-    """
+    """The parts of each rank after each step of a ring, from `step` on. ValueError for an unrecorded step."""
 
     invitation = "A ring to step through: run this cell to play it."
 
@@ -22,15 +20,17 @@ class RingPlayer(Explorable):
         last = len(recorded[0]) - 1
         slider = ipywidgets.IntSlider(step, 0, last, description="step", style=STYLE, layout=LAYOUT)
         super().__init__({"step": slider})
-        # ms for a step
+        # The interval is the milliseconds of a step.
         self.play = ipywidgets.Play(min=0, max=last, value=0, interval=1200, description="play")
         self.play.observe(lambda change: slider.set_trait("value", change["new"]), names="value")
         self.children = (self.play, *self.children)
 
     def redraw(self) -> tuple[Figure, str]:
         step = self.controls["step"].value
-        all_at_once = f"{len(self.recorded)} messages at once, one from each rank to its right neighbor."
-        return ring_figure(self.recorded, step), all_at_once if step else "Nothing sent yet."
+        said = "Nothing sent yet."
+        if step:
+            said = f"{len(self.recorded)} messages at once, one from each rank to its right neighbor."
+        return ring_figure(self.recorded, step), said
 
 
 ring_player = RingPlayer

@@ -33,7 +33,7 @@ def padded(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     return functional.pad(vector, (0, -len(vector) % dist.get_world_size()))
 
 
-# that a learner's function may use
+# That a learner's function may use.
 NAMES = {
     "torch": torch,
     "nn": nn,
@@ -56,9 +56,7 @@ def gradients_of(shapes: Shapes, rank: int, step: int) -> list[torch.Tensor]:
 
 
 def by_adam(shapes: Shapes, ranks: Sequence[int], factor: float, lr: float = RATE) -> Iterator[torch.Tensor]:
-    """All weights after each step of one process with Adam, on the sum of these ranks' gradients times a
-    factor.
-    """
+    """All weights after each Adam step of one process, on these ranks' summed gradients times `factor`."""
     weights = weights_of(shapes)
     optimizer = torch.optim.Adam(weights, lr=lr)
     for step in range(STEPS):
@@ -75,9 +73,7 @@ def enough_for(shapes: Shapes) -> int:
 
 
 def taken(answer: Any, shapes: Shapes) -> tuple[list[torch.Tensor], Counter[str], int]:
-    """Weights after each step of a learner's optimizer, its exchanges, and bytes that it keeps next to the
-    weights.
-    """
+    """Weights after each step of a learner's optimizer, its exchanges, and bytes kept next to the weights."""
     weights = weights_of(shapes)
     rank = dist.get_rank()
     given = [weight.untyped_storage() for weight in weights]
@@ -96,84 +92,74 @@ def taken(answer: Any, shapes: Shapes) -> tuple[list[torch.Tensor], Counter[str]
             after.append(nn.utils.parameters_to_vector(weights).tolist())
         for weight in weights:
             weight.grad = None
+        # New storages of the weights are not counted: they take the place of the given ones.
         homes = {home._cdata: home.nbytes() for home in (weight.untyped_storage() for weight in weights)}
         new = sum(homes[home] for home in homes.keys() - {one._cdata for one in given})
         gc.collect()
+        kept = 0
         for _ in range(25):  # gloo's threads let go of what they sent a bit later
-            if (kept := alive(tracker)[-1] - new) <= enough_for(shapes):
+            kept = alive(tracker)[-1] - new
+            if kept <= enough_for(shapes):
                 break
             sleep(0.02)
     return list(map(torch.tensor, after)), sent, kept
 
 
 def judge_zero_1(answer: Any) -> dict[str, Any]:
-    """Expect a learner's optimizer to take Adam's steps on the mean of all ranks' gradients, and to keep a
-    slice.
-    """
-    everybody = range(RANKS)
-    close = partial(torch.allclose, rtol=0, atol=1e-6)
+    """Expect a learner's optimizer to take Adam's steps on the mean of all gradients, and to keep a slice."""
+    # All ranks first take all steps together: one that fails would leave the others waiting.
     for shapes, (after, sent, kept) in [(shapes, taken(answer, shapes)) for shapes in SHAPES]:
-        size = -(-sum(map(prod, shapes)) // RANKS)
-        right, (summed, *_) = list(by_adam(shapes, everybody, 1 / RANKS)), by_adam(shapes, everybody, 1.0)
-        own = torch.cat(
-            [next(by_adam(shapes, [rank], 1.0))[rank * size : (rank + 1) * size] for rank in everybody]
-        )
-        default = next(by_adam(shapes, everybody, 1 / RANKS, 1e-3))
-        twice = next(by_adam(shapes, everybody, RANKS**-2))
-        before = nn.utils.parameters_to_vector(weights_of(shapes))
-        reduced = sum(n for name, n in sent.items() if "reduce" in name and "scatter" not in name)
-        scattered, gathered = (
-            sum(n for name, n in sent.items() if part in name) for part in ("scatter", "gather")
-        )
-        stay = "The weights do not change. Does the slice have a `.grad`? Which line puts new weights back?"
-        for holds, message in (
-            (not close(after[0], before), stay),
-            (
-                not close(after[0], summed),
-                "You step with the sum of all gradients. Data parallelism takes the mean.",
-            ),
-            (
-                not close(after[0], own),
-                "Each rank steps with only its own gradients. Which exchange adds them up?",
-            ),
-            (not close(after[0], default), "You leave out the learning rate."),
-            (not close(after[0], twice), "You take the mean twice."),
-            (
-                close(after[0], right[0]),
-                "The first step is not Adam's. Follow one number to its slice and back.",
-            ),
-            (
-                close(after[-1], right[-1]),
-                (
-                    "Only the first step is right. What must Adam keep from step to step? Is an old gradient"
-                    " still there?"
-                ),
-            ),
-            (
-                not reduced,
-                "The numbers are right. But an all-reduce sends every rank all sums: a slice is enough.",
-            ),
-            (
-                scattered + gathered == sum(sent.values()),
-                "The numbers are right. Two kinds of exchange are enough.",
-            ),
-            (
-                scattered == gathered == STEPS,
-                "The numbers are right. In a step, make each exchange only once.",
-            ),
-            (
-                kept <= enough_for(shapes),
-                "The numbers are right. But a rank keeps more than its own slice needs.",
-            ),
-        ):
-            expect(holds, message)
+        _expect_adam(after, shapes)
+        _expect_exchanges(sent)
+        more = "The numbers are right. But a rank keeps more than its own slice needs."
+        expect(kept <= enough_for(shapes), more)
     return {}
 
 
+def _expect_adam(after: list[torch.Tensor], shapes: Shapes) -> None:
+    """CheckFailed unless these are the weights after each of Adam's steps on the mean gradient."""
+    everybody = range(RANKS)
+    close = partial(torch.allclose, rtol=0, atol=1e-6)
+    first = after[0]
+    before = nn.utils.parameters_to_vector(weights_of(shapes))
+    stay = "The weights do not change. Does the slice have a `.grad`? Which line puts new weights back?"
+    expect(not close(first, before), stay)
+    summed = next(by_adam(shapes, everybody, 1.0))
+    mean = "You step with the sum of all gradients. Data parallelism takes the mean."
+    expect(not close(first, summed), mean)
+    # Each slice as its own rank alone would make it.
+    size = -(-sum(map(prod, shapes)) // RANKS)
+    slices = [next(by_adam(shapes, [rank], 1.0))[rank * size : (rank + 1) * size] for rank in everybody]
+    own = "Each rank steps with only its own gradients. Which exchange adds them up?"
+    expect(not close(first, torch.cat(slices)), own)
+    default = next(by_adam(shapes, everybody, 1 / RANKS, 1e-3))
+    expect(not close(first, default), "You leave out the learning rate.")
+    twice = next(by_adam(shapes, everybody, RANKS**-2))
+    expect(not close(first, twice), "You take the mean twice.")
+    right = list(by_adam(shapes, everybody, 1 / RANKS))
+    other = "The first step is not Adam's. Follow one number to its slice and back."
+    expect(close(first, right[0]), other)
+    only_first = (
+        "Only the first step is right. What must Adam keep from step to step? Is an old gradient still there?"
+    )
+    expect(close(after[-1], right[-1]), only_first)
+
+
+def _expect_exchanges(sent: Counter[str]) -> None:
+    """CheckFailed unless each step has made one reduce-scatter, one all-gather, and no other exchange."""
+    reduced = sum(n for name, n in sent.items() if "reduce" in name and "scatter" not in name)
+    scattered = sum(n for name, n in sent.items() if "scatter" in name)
+    gathered = sum(n for name, n in sent.items() if "gather" in name)
+    all_sums = "The numbers are right. But an all-reduce sends every rank all sums: a slice is enough."
+    expect(not reduced, all_sums)
+    two = scattered + gathered == sum(sent.values())
+    expect(two, "The numbers are right. Two kinds of exchange are enough.")
+    once = scattered == gathered == STEPS
+    expect(once, "The numbers are right. In a step, make each exchange only once.")
+
+
 def network() -> nn.Sequential:
-    """Layers whose rows four ranks cannot share evenly; a bias of three numbers, and
-    one that does not learn.
-    """
+    """Layers whose rows four ranks cannot share evenly, a bias of three numbers, one that does not learn."""
     torch.manual_seed(0)
     inner = (layer for _ in range(5) for layer in (nn.Linear(33, 33), nn.Tanh()))
     model = nn.Sequential(*inner, nn.Linear(33, 3))
@@ -199,9 +185,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def judge_checkpoint(answer: Any) -> dict[str, Any]:
-    """Expect on rank 0 the whole tensors of one process, which further steps leave alone, and nothing
-    elsewhere.
-    """
+    """Expect one process's whole tensors on rank 0, untouched by further steps, and nothing elsewhere."""
     model, optimizer = sharded()
     train(model, optimizer)
     states = [one for kept in optimizer.state.values() for one in kept.values()]
@@ -221,28 +205,28 @@ def judge_checkpoint(answer: Any) -> dict[str, Any]:
     alone = torch.optim.AdamW(single.parameters(), lr=RATE)
     train(single, alone)
     for name, weight in single.named_parameters():
-        mine = found.get(name)
-        wanted = {"weight": weight.detach(), **alone.state[weight]}
-        asked = f"Under {name!r}, return a dictionary: the weight, and what Adam keeps for it."
-        expect(isinstance(mine, dict), asked)
-        missing = wanted.keys() - mine.keys()
-        more = mine.keys() - wanted.keys()
-        expect(not missing, f"{name!r} has no {' and no '.join(sorted(missing))}.")
-        expect(
-            not more,
-            f"{name!r} has {' and '.join(map(str, more))}, which the optimizer does not keep for it.",
-        )
-        for key, right in wanted.items():
-            value = mine[key]
-            what = f"{key!r} of {name!r}"
-            expect(
-                type(value) is torch.Tensor, f"{what} is not a plain tensor. Which type can one process read?"
-            )
-            expect(not value.requires_grad, f"{what} still carries a graph: use `detach`.")
-            expect(value.shape == right.shape, f"{what} is not whole.")
-            later = "changed after your function returned: is it a copy, or does the next step write to it?"
-            expect(torch.allclose(value, right, atol=1e-5), f"{what} {later}")
+        _expect_entry(name, found.get(name), {"weight": weight.detach(), **alone.state[weight]})
     return {}
+
+
+def _expect_entry(name: str, mine: Any, wanted: dict[str, torch.Tensor]) -> None:
+    """CheckFailed unless a parameter's entry has these tensors, whole and plain."""
+    asked = f"Under {name!r}, return a dictionary: the weight, and what Adam keeps for it."
+    expect(isinstance(mine, dict), asked)
+    missing = wanted.keys() - mine.keys()
+    expect(not missing, f"{name!r} has no {' and no '.join(sorted(missing))}.")
+    more = mine.keys() - wanted.keys()
+    unknown = f"{name!r} has {' and '.join(map(str, more))}, which the optimizer does not keep for it."
+    expect(not more, unknown)
+    for key, right in wanted.items():
+        value = mine[key]
+        what = f"{key!r} of {name!r}"
+        plain = type(value) is torch.Tensor
+        expect(plain, f"{what} is not a plain tensor. Which type can one process read?")
+        expect(not value.requires_grad, f"{what} still carries a graph: use `detach`.")
+        expect(value.shape == right.shape, f"{what} is not whole.")
+        later = "changed after your function returned: is it a copy, or does the next step write to it?"
+        expect(torch.allclose(value, right, atol=1e-5), f"{what} {later}")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from ..shared.judging import told
 from ..shared.on_ranks import expect_together, found_on_ranks
 from .check_ranks import RANKS, RATE, SHAPES, Shapes, sharded, weights_of
 
-# -------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # 09.1: padding
 PADDING_CASES: tuple[tuple[Shapes, int], ...] = (
     ([(50257, 768), (768,)], 64), ([(250, 1000), (250,), (4001, 250), (250,)], 4), ([(3,)], 8),
@@ -37,36 +37,34 @@ _padding = _summed(lambda s, D: -s[0] % D * prod(s[1:]))
 SHARD_MISTAKES = {
     "You round down: then no rank owns the last numbers.": lambda shapes, D: _all(shapes, D) // D,
     "You round down: then no rank owns the last rows.": _summed(lambda s, D: s[0] // D * prod(s[1:])),
-    "An even share of the numbers can be a fraction. FSDP2 shards whole rows.": lambda shapes, D: (
-        _all(shapes, D) / D
+    "An even share of the numbers can be a fraction. FSDP2 shards whole rows.": (
+        lambda shapes, D: _all(shapes, D) / D
     ),
     "You share out single numbers. FSDP2 shards whole rows.": _summed(lambda s, D: -(-prod(s) // D)),
-    "You shard all parameters as one flat piece. FSDP2 shards each one.": lambda shapes, D: (
-        -(-_all(shapes, D) // D)
+    "You shard all parameters as one flat piece. FSDP2 shards each one.": (
+        lambda shapes, D: -(-_all(shapes, D) // D)
     ),
-    "You count rows. Count numbers: the other dimensions say how many a row has.": _summed(
-        lambda s, D: -(-s[0] // D)
+    "You count rows. Count numbers: the other dimensions say how many a row has.": (
+        _summed(lambda s, D: -(-s[0] // D))
     ),
-    "A parameter can have over two dimensions: how long is a row?": _summed(
-        lambda s, D: -(-s[0] // D) * prod(s[1:2])
+    "A parameter can have over two dimensions: how long is a row?": (
+        _summed(lambda s, D: -(-s[0] // D) * prod(s[1:2]))
     ),
-    "This is the sum over all shards. Return the numbers of one rank.": lambda shapes, D: (
-        D * _shard(shapes, D)
+    "This is the sum over all shards. Return the numbers of one rank.": (
+        lambda shapes, D: D * _shard(shapes, D)
     ),
 }
 PADDING_MISTAKES = {
     "This counts all numbers in all shards, not only the padding.": lambda shapes, D: D * _shard(shapes, D),
-    "This is 1/D of the padding. Return the padding of all shards.": lambda shapes, D: (
-        _padding(shapes, D) / D
+    "This is 1/D of the padding. Return the padding of all shards.": (
+        lambda shapes, D: _padding(shapes, D) / D
     ),
 }
 
 
 @exercise("09.1", "FSDP2 rounds up the rows of each parameter by itself.")
 def padding(answer: Any) -> None:
-    """`answer(shapes, D)` is a dictionary: shard (numbers of one rank's shard) and
-    padding (in all shards).
-    """
+    """`answer(shapes, D)` is a dictionary: shard, the numbers of one rank, and padding, in all shards."""
     returned = [call(answer, shapes=list(shapes), D=D, returns=Mapping) for shapes, D in PADDING_CASES]
     got = [entries(one, ("shard", "padding")) for one in returned]
     for name, right, mistakes in (("shard", _shard, SHARD_MISTAKES), ("padding", _padding, PADDING_MISTAKES)):
@@ -77,13 +75,13 @@ def padding(answer: Any) -> None:
         recognized(mine, PADDING_CASES, right, mistakes, otherwise, partial(alike, tolerance=1e-12))
 
 
-# ----------------------------------------------------------------------------------- 09.2: Zero1Adam, 09.3:
-# checkpoint
+# --------------------------------------------------------------------------------------------------
+# 09.2: Zero1Adam, 09.3: checkpoint
 PROGRAM = "course_utils.lessons.sharding.check_ranks"
 STARTS = "The check starts four processes. This takes about ten seconds."
 UNEVEN = (
-    "The vector is not D slices. Did you pad weights and gradients? Are the arguments of the exchange in"
-    " order?"
+    "The vector is not D slices. "
+    "Did you pad weights and gradients? Are the arguments of the exchange in order?"
 )
 STEP_HINTS = {"output tensor size": UNEVEN, "same size as output size": UNEVEN}
 
@@ -122,8 +120,8 @@ def checkpoint(answer: Any) -> None:
     expect_together(one_call, RANKS)
     found_on_ranks(PROGRAM, RANKS, "checkpoint", answer)
     gpu = (
-        "The numbers are right, but rank 0 keeps whole tensors on its GPU. A model that needs shards has no"
-        " room there."
+        "The numbers are right, but rank 0 keeps whole tensors on its GPU. "
+        "A model that needs shards has no room there."
     )
     expect(_in_host_memory(answer), gpu)
 
@@ -140,17 +138,15 @@ def _in_host_memory(answer: Any) -> bool:
         return all(value.device.type == "cpu" for entry in found.values() for value in entry.values())
 
 
-# -------------------------------------------------------------------------------------------------- 09.4:
-# shard_to_fit
+# --------------------------------------------------------------------------------------------------
+# 09.4: shard_to_fit
 CARDS, WIDE = 8, 256
 MOST = 8 * WIDE * WIDE + 8 * WIDE  # exactly a block's
 POLICY = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 
 class Block(nn.Module):
-    """The sum of what some experts make of the same tokens; with one of them, a plain block. A gate is its
-    own.
-    """
+    """The sum of some experts on the same tokens; with one, a plain block. The gate is the block's own."""
 
     def __init__(self, experts: int, inner: int) -> None:
         super().__init__()
@@ -172,18 +168,13 @@ MODELS = {  # blocks, experts in each, how wide these are, and words
 def peak_of(
     shard: Any, name: str = "six blocks", look: Callable[[nn.Module, Any], None] = lambda *_: None
 ) -> int:
-    """Peak bytes of one step of that model on rank 0 of 8 simulated ranks, after
-    `shard(model, most, policy)`.
-    """
+    """Peak bytes of that model's step on rank 0 of 8 simulated ranks, after `shard(model, most, policy)`."""
     blocks, experts, inner, words = MODELS[name]
     with redirect_stdout(StringIO()), on_gpu(ranks=CARDS):
         middle = nn.Sequential(*(Block(experts, inner) for _ in range(blocks)))
         model = nn.Sequential(nn.Embedding(words, WIDE), middle, nn.Linear(WIDE, words)).to("cuda")
-        hints = {
-            "Invariant encountered": (
-                "FSDP2 loses weights: is a part sharded after the module that contains it?"
-            )
-        }
+        lost = "FSDP2 loses weights: is a part sharded after the module that contains it?"
+        hints = {"Invariant encountered": lost}
         optimizer = call(
             shard, model, MOST, POLICY, returns=torch.optim.Optimizer, may_change=(0,), hints=hints
         )
@@ -210,9 +201,10 @@ def _units(part: nn.Module) -> Iterator[nn.Module]:
 
 
 def _by_the_rule(model: nn.Module, most: int, policy: MixedPrecisionPolicy) -> torch.optim.Optimizer:
-    """A right answer. Its peak counts only in torch 2.11, where it is above the room: the first backward of a
-    norm that is called twice has no gradients yet, and does not free the last reduce-scatter's input. In 2.13
-    it does.
+    """A right answer, whose peak counts only in torch 2.11, where it is above the room.
+
+    There the first backward of a norm that is called twice has no gradients yet, and does not free the last
+    reduce-scatter's input. In 2.13 it does.
     """
     for part in list(_units(model)):
         fully_shard(part, mp_policy=policy)
@@ -221,69 +213,72 @@ def _by_the_rule(model: nn.Module, most: int, policy: MixedPrecisionPolicy) -> t
 
 @exercise("09.4", "No unit is larger than necessary, so the peak stays near the size of the shards.")
 def shard_to_fit(answer: Any) -> None:
-    """`answer(model, most, policy)` shards the model by units of at most `most` numbers, and is its
-    optimizer.
-    """
+    """`answer(model, most, policy)` shards the model in units up to `most` numbers, and is its optimizer."""
     formats = set[torch.dtype]()
     room = [0]
 
     def look(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        expect(
-            isinstance(model, FSDPModule),
-            "The model itself is not a unit. What shards weights outside its parts?",
-        )
-        stepped = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
-        old = (
-            "The optimizer steps weights that the model no longer has: `fully_shard` replaces the parameters."
-        )
-        expect(stepped == set(map(id, model.parameters())), old)
-        rates = {group["lr"] for group in optimizer.param_groups}
-        adamw = isinstance(optimizer, torch.optim.AdamW) and rates == {1e-3}
-        expect(adamw, "Return a `torch.optim.AdamW` with a learning rate of 1e-3 for all parameters.")
-        largest = 0
-        for part in filter(_numbers, model.modules()):
-            parts = [one for one in part.modules() if one is not part]
-            units = [one for one in parts if isinstance(one, FSDPModule)]
-            fine = (
-                "Your units are too small: a part of at most `most` numbers is one unit, without units"
-                " inside."
-            )
-            expect(not units or _numbers(part) > MOST, fine)
-            if isinstance(part, FSDPModule):
-                largest = max(largest, _numbers(part, units))
-                large = (
-                    "A unit gathers more than `most` numbers, although it has parts. Do its parts have parts,"
-                    " too?"
-                )
-                expect(_numbers(part, units) <= MOST or not parts, large)
-            own = parts and _numbers(part) > MOST and list(part.parameters(recurse=False))
-            left = (
-                "A part that you split has parameters of its own, and no unit takes them: make it a unit,"
-                " too."
-            )
-            expect(not own or isinstance(part, FSDPModule), left)
-            if not parts:
-                part.register_forward_pre_hook(lambda part, _: formats.add(next(part.parameters()).dtype))
-        cut = list(_units(model))
-        for name, part in model.named_modules():
-            made = isinstance(part, FSDPModule)
-            asked = part in cut
-            kind = "is a unit" if made else "is not a unit"
-            many = f"{name or 'The model'} has {_numbers(part):,} numbers and {kind}. What does the rule say?"
-            empty = not _numbers(part, [one for one in part.modules() if one is not part and one in cut])
-            expect(made == asked or (asked and empty), many)
-        states = {id(part._get_fsdp_state()) for part in model.modules() if isinstance(part, FSDPModule)}
-        alone = len(states) == sum(isinstance(part, FSDPModule) for part in model.modules())
-        expect(alone, "Several parts share one unit. Make each part a unit of its own.")
+        whole = "The model itself is not a unit. What shards weights outside its parts?"
+        expect(isinstance(model, FSDPModule), whole)
+        _expect_optimizer(optimizer, model)
+        largest = _expect_sizes(model, formats)
+        _expect_units(model)
         room.append(16 * _numbers(model) // CARDS + 4 * largest + 100_000)
 
     for name in MODELS:
         peak = peak_of(answer, name, look)
-        expect(
-            formats == {POLICY.param_dtype},
-            "Some weights are gathered in fp32. Does every unit have the policy?",
-        )
+        fp32 = "Some weights are gathered in fp32. Does every unit have the policy?"
+        expect(formats == {POLICY.param_dtype}, fp32)
         near = peak <= room[-1] or peak <= peak_of(_by_the_rule, name)
-        expect(
-            near, "The units are right, but the peak is too high. What stays whole from forward to backward?"
+        high = "The units are right, but the peak is too high. What stays whole from forward to backward?"
+        expect(near, high)
+
+
+def _expect_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    stepped = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+    old = "The optimizer steps weights that the model no longer has: `fully_shard` replaces the parameters."
+    expect(stepped == set(map(id, model.parameters())), old)
+    rates = {group["lr"] for group in optimizer.param_groups}
+    adamw = isinstance(optimizer, torch.optim.AdamW) and rates == {1e-3}
+    expect(adamw, "Return a `torch.optim.AdamW` with a learning rate of 1e-3 for all parameters.")
+
+
+def _expect_sizes(model: nn.Module, formats: set[torch.dtype]) -> int:
+    """Numbers of the largest unit, if units are as large as they may be; `formats` gets those of forward."""
+    largest = 0
+    for part in filter(_numbers, model.modules()):
+        parts = [one for one in part.modules() if one is not part]
+        units = [one for one in parts if isinstance(one, FSDPModule)]
+        small = (
+            "Your units are too small: a part of at most `most` numbers is one unit, without units inside."
         )
+        expect(not units or _numbers(part) > MOST, small)
+        if isinstance(part, FSDPModule):
+            largest = max(largest, _numbers(part, units))
+            large = (
+                "A unit gathers more than `most` numbers, although it has parts. "
+                "Do its parts have parts, too?"
+            )
+            expect(_numbers(part, units) <= MOST or not parts, large)
+        own = parts and _numbers(part) > MOST and list(part.parameters(recurse=False))
+        left = "A part that you split has parameters of its own, and no unit takes them: make it a unit, too."
+        expect(not own or isinstance(part, FSDPModule), left)
+        if not parts:
+            part.register_forward_pre_hook(lambda part, _: formats.add(next(part.parameters()).dtype))
+    return largest
+
+
+def _expect_units(model: nn.Module) -> None:
+    """CheckFailed unless the units are those of the rule; one without numbers of its own may be missing."""
+    cut = list(_units(model))
+    for name, part in model.named_modules():
+        made = isinstance(part, FSDPModule)
+        asked = part in cut
+        kind = "is a unit" if made else "is not a unit"
+        many = f"{name or 'The model'} has {_numbers(part):,} numbers and {kind}. What does the rule say?"
+        inner = [one for one in part.modules() if one is not part and one in cut]
+        empty = not _numbers(part, inner)
+        expect(made == asked or (asked and empty), many)
+    states = {id(part._get_fsdp_state()) for part in model.modules() if isinstance(part, FSDPModule)}
+    alone = len(states) == sum(isinstance(part, FSDPModule) for part in model.modules())
+    expect(alone, "Several parts share one unit. Make each part a unit of its own.")

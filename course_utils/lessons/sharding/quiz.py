@@ -16,15 +16,13 @@ def numbers() -> Iterator[Numbers]:
     floors = each(partial(format_bytes, unit="GB", digits=0), stage_2=2 * N, stage_1=4 * N, divided=14 * N)
     yield "the_floor", {"billions": N / 1e9, "D": D, "stage_3": gb(zero_bytes(N, D, 3))} | floors
     plain, three = (zero_communication_elements(N, stage) for stage in (0, 3))
-    yield (
-        "half_as_much_again",
-        {"more": 100 * (three / plain - 1), "all_reduce": 100 * (three / N - 1), "D": D},
-    )
+    more = {"more": 100 * (three / plain - 1), "all_reduce": 100 * (three / N - 1)}
+    yield "half_as_much_again", more | {"D": D}
     rows, columns, ranks = 50, 3, 8
     padding = ranks * shard_shape((rows, columns), ranks)[0] * columns - rows * columns
     counts = {"padding": padding, "single": -rows * columns % ranks, "padded_rows": padding // columns}
     yield "padded_rows", {"rows": rows, "columns": columns, "ranks": ranks} | counts
-    (outer, block) = fsdp_groups(LLAMA)[:2]
+    outer, block = fsdp_groups(LLAMA)[:2]
     whole = 2 * LLAMA.model.parameters
     sizes = {"outer": outer.unsharded, "block": block.unsharded, "model": whole, "shard": whole // D}
     yield "the_largest_unit", {"D": D} | each(partial(format_bytes, unit="GB", digits=2), **sizes)

@@ -1,6 +1,4 @@
-"""The Explorer with ranks and ZeRO's stage, and what is left on each GPU. Only
-notebooks import this module.
-"""
+"""The Explorer with ranks and ZeRO's stage, and what is left on each GPU. For notebooks only."""
 
 from typing import Any
 
@@ -38,8 +36,10 @@ class ShardSliders(Explorer):
 
     @property
     def run(self) -> TrainingRun:
-        """The run that has been chosen, its sequences no longer than the model can read, its attention one
-        that the precision allows. Raises ValueError, saying why, where choices contradict each other.
+        """The run that has been chosen.
+
+        Its sequences are no longer than the model can read, its attention is one that the precision allows.
+        Raises ValueError, saying why, where choices contradict each other.
         """
         chosen = {name: value for name, value in self.chosen.items() if name != "gpu"}
         chosen["model"] = model_config(chosen["model"])
@@ -49,27 +49,23 @@ class ShardSliders(Explorer):
         return self.first.replace(**chosen)
 
     def redraw(self) -> tuple[Figure, str]:
-        """ZeRO's formula above, the estimated peak of the whole step below, and the
-        GPU's line through both.
-        """
-        run, card, peak = self.run, self.gpu, self.breakdown
+        """ZeRO's formula above, the whole step's estimated peak below, and the GPU's line through both."""
+        run = self.run
+        card = self.gpu
+        peak = self.breakdown
         states = formula(run)
         stage = run.zero_stage
         left, whole = (format_bytes(size, "GB", 1) for size in (sum(states.values()), peak.total))
-        title = (
-            f"Stage {stage} on {number(run.world_size)} ranks: {left} by ZeRO's formula, but {whole} at the"
-            " peak"
-        )
+        ranks = number(run.world_size)
+        title = f"Stage {stage} on {ranks} ranks: {left} by ZeRO's formula, but {whole} at the peak"
         how = "DistributedDataParallel" if stage < 2 else "FSDP2"
         note = f"ZeRO's formula with K = 12 · peak estimated for {how}, in {peak.label}"
         line = told_name(card).removesuffix(" (dashed)")
         rows = {"formula": segments_of(states), "whole step": segments_of(peak)}
         figure = stack(rows, title, capacity=card.room, capacity_label=line, provenance=note)
         tokens = f"{run.world_size * run.micro_batch * run.seq_len:,} tokens at a time"
-        return (
-            figure,
-            f"{verdict_html(peak.total, card)} All ranks together process {tokens}.{code_html(run)}",
-        )
+        verdict = verdict_html(peak.total, card)
+        return figure, f"{verdict} All ranks together process {tokens}.{code_html(run)}"
 
 
 shard_sliders = ShardSliders

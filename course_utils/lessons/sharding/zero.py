@@ -1,6 +1,4 @@
-"""Lesson 09's closed forms: bytes that a rank keeps by ZeRO's formulas, and what FSDP2
-gathers at its peak.
-"""
+"""Lesson 09's closed forms: bytes that a rank keeps by ZeRO's formulas, and what FSDP2 gathers."""
 
 from ... import TrainingRun, TransformerConfig
 from ...estimating.published import zero_sharded_state_bytes
@@ -8,16 +6,12 @@ from ...estimating.sharding import fsdp_groups
 
 
 def formula(run: TrainingRun) -> dict[str, int]:
-    """Bytes of states of one rank by ZeRO's formula for mixed-precision Adam, 2 + 2 + 12 per parameter, by
-    kind.
-    """
+    """Bytes of a rank's states by kind; ZeRO's formula for mixed-precision Adam: 2 + 2 + 12 per parameter."""
     return zero_sharded_state_bytes(run.model.parameters, run.zero_stage, run.world_size)
 
 
 def cut_three_ways(parameters: int, ranks: int) -> dict[str, dict[str, int]]:
-    """Bytes by kind of one rank with mixed-precision Adam, for no sharding and ZeRO's
-    three stages, by name.
-    """
+    """Bytes by kind of a rank with mixed-precision Adam, for no sharding and ZeRO's three stages, by name."""
     names = ("no sharding", "stage 1: optimizer", "stage 2: + gradients", "stage 3: + parameters")
     return {name: zero_sharded_state_bytes(parameters, stage, ranks) for stage, name in enumerate(names)}
 
@@ -34,8 +28,7 @@ def gathered_terms(run: TrainingRun) -> dict[str, int]:
 
 
 def tokens_to_hide(bytes_each: float, flops_per_second: float, bytes_per_second: float) -> float:
-    """Tokens that a rank has to work on in a step until arithmetic takes as long as sending `bytes_each` per
-    parameter.
+    """Tokens per rank and step from which arithmetic takes as long as sending `bytes_each` per parameter.
 
     A token takes 6 FLOPs per parameter, forward and backward (Kaplan et al. 2020, section 2.1): N cancels.
     """
@@ -43,8 +36,6 @@ def tokens_to_hide(bytes_each: float, flops_per_second: float, bytes_per_second:
 
 
 def gpt_of_six_blocks(ranks: int = 64) -> TrainingRun:
-    """A GPT of six wide blocks and few words, at stage 3: small to simulate, and nearly all of it is in
-    blocks.
-    """
+    """A GPT of six wide blocks and few words, at stage 3: small to simulate, and nearly all in blocks."""
     model = TransformerConfig("GPT of six blocks", "gpt2", 6, 1024, heads=16, vocab=1000, max_positions=128)
     return TrainingRun(model, 1, 128, "bf16-master", world_size=ranks, zero_stage=3)
