@@ -76,7 +76,7 @@ def _chain(canvas: Canvas, schedule: Schedule, at: int, y: float) -> float:
             top += PAIR * row
             fill = color if node in filled else "#FFFFFF"
             name = f"{kind}{node}"
-            look = {"rx": side / 2, "data_node": name, "stroke": RULE, "stroke_width": 1}
+            look: dict[str, Any] = {"rx": side / 2, "data_node": name, "stroke": RULE, "stroke_width": 1}
             if (tick.kind, tick.node) == (kind, node):
                 look |= {"stroke": RUNNING, "stroke_width": 3.5}
             canvas.rect(x, top, side, side, fill, **look)
