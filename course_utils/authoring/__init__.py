@@ -1,3 +1,1 @@
-"""From one text source a lesson: executed notebooks, exercises with gaps, solutions.
-Only authors need this.
-"""
+"""From one text source a lesson: executed notebooks, exercises with gaps, solutions. For authors alone."""

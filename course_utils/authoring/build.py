@@ -1,6 +1,4 @@
-"""`python -m course_utils build`: make notebooks, exercises and solutions from their sources, or compare
-them.
-"""
+"""`python -m course_utils build`: notebooks, exercises and solutions from their sources, or compared."""
 
 import shutil
 import sys
@@ -28,12 +26,7 @@ def build_all(root: Path = ROOT, names: Sequence[str] = (), only_check: bool = F
     """
     try:
         if only_check:
-            drift = [*check(root, names), *([] if names else check_pages(root))]
-            if drift:
-                print("\n".join([*drift, "Build them again: python -m course_utils build"]), file=sys.stderr)
-            else:
-                print("Every notebook and picture agrees with its source.")
-            return int(bool(drift))
+            return _report_drift(root, names)
         for source in find_sources(root, names):
             build(root, source)
         renew_text(root)
@@ -44,22 +37,29 @@ def build_all(root: Path = ROOT, names: Sequence[str] = (), only_check: bool = F
     return 0
 
 
+def _report_drift(root: Path, names: Sequence[str]) -> int:
+    drift = check(root, names)
+    if not names:
+        drift += check_pages(root)
+    if not drift:
+        print("Every notebook and picture agrees with its source.")
+        return 0
+    print("\n".join([*drift, "Build them again: python -m course_utils build"]), file=sys.stderr)
+    return 1
+
+
 def build(root: Path, source: Path) -> None:
     """Run what `source` describes, then write it. Raises BuildError naming the cell that failed."""
     start = time.perf_counter()
     planned = drafts(root, source)
     for draft in planned:
         draft.target.parent.mkdir(exist_ok=True)
-    finished = [
-        run(draft.notebook, draft.target.parent) if draft.execute else draft.notebook for draft in planned
-    ]
+    finished = []
+    for draft in planned:
+        notebook = run(draft.notebook, draft.target.parent) if draft.execute else draft.notebook
+        finished.append(notebook)
     for draft, notebook in zip(planned, finished, strict=True):
-        for cell in notebook.cells:
-            for output in cell.get("outputs", ()):
-                if output.get("name") == "stderr":
-                    raise BuildError(
-                        f"{draft.target.name}: {cell_name(cell)} writes to stderr:\n{output['text']}"
-                    )
+        refuse_stderr(notebook, draft.target.name)
     for draft, notebook in zip(planned, finished, strict=True):
         fold_answers(notebook)
         forget_machine(notebook)
@@ -71,38 +71,42 @@ def build(root: Path, source: Path) -> None:
     print(f"{names} in {time.perf_counter() - start:.0f} s")
 
 
+def refuse_stderr(notebook: NotebookNode, name: str) -> None:
+    """Raise BuildError for the first cell that wrote to stderr."""
+    for cell in notebook.cells:
+        for output in cell.get("outputs", ()):
+            if output.get("name") == "stderr":
+                raise BuildError(f"{name}: {cell_name(cell)} writes to stderr:\n{output['text']}")
+
+
 def renew_text(root: Path) -> None:
-    """Renew notebooks that differ from their source in Markdown alone, as links to other lessons. Nothing is
-    run.
-    """
-    for draft in [draft for source in find_sources(root) for draft in drafts(root, source)]:
-        if draft.target.exists() and not is_edited(draft.target):
-            stored = read_notebook(draft.target)
-            cells = draft.notebook.cells
-            ran = {cell.id: cell for cell in stored.cells if cell.cell_type == "code"}
-            changed = {line.removesuffix(" differs") for line in differences(draft, stored)}
-            if (
-                changed
-                and not changed & set(ran)
-                and {cell.id for cell in cells if cell.cell_type == "code"} == set(ran)
-            ):
-                draft.notebook.cells = [ran.get(cell.id, cell) for cell in cells]
-                write(draft.notebook, draft.target)
+    """Renew notebooks that differ from their source in Markdown alone, such as links. Nothing is run."""
+    planned = [draft for source in find_sources(root) for draft in drafts(root, source)]
+    for draft in planned:
+        if not draft.target.exists() or is_edited(draft.target):
+            continue
+        stored = read_notebook(draft.target)
+        cells = draft.notebook.cells
+        ran = {cell.id: cell for cell in stored.cells if cell.cell_type == "code"}
+        changed = {line.removesuffix(" differs") for line in differences(draft, stored)}
+        code_is_same = not changed & set(ran)
+        code_ids = {cell.id for cell in cells if cell.cell_type == "code"}
+        if changed and code_is_same and code_ids == set(ran):
+            draft.notebook.cells = [ran.get(cell.id, cell) for cell in cells]
+            write(draft.notebook, draft.target)
 
 
 def fold_answers(notebook: NotebookNode) -> None:
-    """Close the outputs of cells with a folded answer: JupyterLab takes `guesses.FOLD` out until a cell is
-    run.
+    """Close the outputs of cells with a folded answer.
 
-    The answer comes first, as JupyterLab shows a line of the first output that it has closed.
+    JupyterLab takes `guesses.FOLD` out until a cell is run. The answer comes first, as JupyterLab shows a
+    line of the first output that it has closed.
     """
     for cell in notebook.cells:
-        answers = [
-            "course-answer" in output.get("data", {}).get("text/html", "")
-            for output in cell.get("outputs", ())
-        ]
-        if any(answers):
-            cell.outputs.insert(0, cell.outputs.pop(answers.index(True)))
+        pages = [output.get("data", {}).get("text/html", "") for output in cell.get("outputs", ())]
+        answers = [place for place, page in enumerate(pages) if "course-answer" in page]
+        if answers:
+            cell.outputs.insert(0, cell.outputs.pop(answers[0]))
             cell.metadata.setdefault("jupyter", NotebookNode()).outputs_hidden = True
 
 
@@ -115,14 +119,18 @@ def forget_machine(notebook: NotebookNode) -> None:
 
 def share_script(notebook: NotebookNode) -> None:
     """Leave the script that reads figures out to the first figure, and to the first that is not folded."""
-    told = set[bool]()
+    told = set[bool]()  # whether the figures that have the script are folded
     for cell in notebook.cells:
         folded = cell.metadata.get("jupyter", {}).get("outputs_hidden", False)
-        for data in (output.get("data", {}) for output in cell.get("outputs", ())):
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {})
             shown = data.get("text/html", "")
-            if READING in shown:
-                data["text/html"] = shown.replace(READING, "") if told & {False, folded} else shown
-                told.add(folded)
+            if READING not in shown:
+                continue
+            # a closed output may not run its script: a figure that is shown needs one that is shown
+            if False in told or folded in told:
+                data["text/html"] = shown.replace(READING, "")
+            told.add(folded)
 
 
 def write(notebook: NotebookNode, target: Path) -> None:
@@ -136,26 +144,23 @@ def is_edited(target: Path) -> bool:
     try:
         notebook = read_notebook(target)
         return notebook.metadata.course.cells_sha256 != fingerprint(notebook.cells)
-    except (
-        Exception
-    ):  # of any kind: half written, or not a notebook that a build made, so nothing that it may replace
+    except Exception:
+        # of any kind: half written, or not a notebook that a build made, so nothing that it may replace
         return True
 
 
 def save_edited(target: Path) -> Path | None:
-    """Copy an edited notebook next to itself under a dated name; returns the copy, None if nothing is to be
-    saved.
-    """
+    """Copy an edited notebook next to itself under a dated name; returns the copy, None if none is needed."""
     if not target.exists() or not is_edited(target):
         return None
     copy = target.with_name(f"{target.stem}{EDITED}{datetime.now():%Y-%m-%d-%H%M%S}.ipynb")
-    return Path(shutil.copy2(target, copy.with_suffix(".ipynb.part"))).replace(copy)
+    part = copy.with_suffix(".ipynb.part")
+    shutil.copy2(target, part)
+    return part.replace(copy)  # at once: a copy that has its name is whole
 
 
 def committed_notebooks(root: Path, *folders: str) -> list[Path]:
-    """The notebooks that builds made in `folders` (all three without), in order; copies of edited ones left
-    out.
-    """
+    """The notebooks that builds made in `folders` (all three without), in order, without edited copies."""
     wanted = folders or ("notebooks", "exercises", "solutions")
     return sorted(path for folder in wanted for path in notebooks(root / folder))
 

@@ -55,27 +55,26 @@ def check_pages(root: Path) -> list[str]:
 
 def _pages(root: Path) -> dict[Path, str]:
     """The text of each page. BuildError for a lesson that lacks what a page takes from it."""
+    texts = {}
     try:
-        there = {page: made for page, (_, made) in PAGES.items() if (root / page).parent.exists()}
-        return {
-            page: made(root) for page, made in there.items() if made is not readme or (root / page).exists()
-        }
+        for page, (_, made) in PAGES.items():
+            # the README is made from the one that is there
+            needed = root / page if made is readme else (root / page).parent
+            if needed.exists():
+                texts[page] = made(root)
     except ValueError as problem:
         raise BuildError(str(problem)) from problem
+    return texts
 
 
 def gpu_page() -> str:
-    """Results of real GPUs as Markdown, the same whenever and wherever it is made from
-    the same recordings.
-    """
+    """Results of real GPUs as Markdown, the same whenever it is made from the same recordings."""
     tables = [table for made in GPU_TABLES.values() for table in made()]
     return "\n".join([HEAD, *(f"{table.page()}\n" for table in tables)])
 
 
 def recipes(root: Path) -> str:
-    """Each lesson's section "In your own script": its text, and its first cell of code; last, a figure of
-    one's own.
-    """
+    """Each lesson's "In your own script": its text and first cell of code; last, a figure of one's own."""
     parts = [RECIPES]
     for path in numbered(root / "notebooks"):
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
@@ -83,47 +82,40 @@ def recipes(root: Path) -> str:
         for said, code in pairwise("".join(cell["source"]) for cell in cells):
             _, heading, words = said.partition("## In your own script\n")
             if heading:
-                words = re.sub(
-                    r"\]\((?=\w+\.ipynb)", "](../notebooks/", words.strip().replace("](../docs/", "](")
-                )
+                # links as they are from docs/
+                words = words.strip().replace("](../docs/", "](")
+                words = re.sub(r"\]\((?=\w+\.ipynb)", "](../notebooks/", words)
                 more = f"From [lesson {number_of(path)}](../notebooks/{path.name})."
                 parts.append(f"#{title}\n\n{words} {more}\n\n```python\n{code}\n```\n")
     return "\n".join([*parts, OWN_FIGURE.read_text(encoding="utf-8")])
 
 
 def readme(root: Path) -> str:
-    """README with its table of lessons made anew, but for what one finds out. ValueError for a lesson without
-    a row.
-    """
+    """README with a new table of lessons, but for what one finds out. ValueError for a lesson with no row."""
     text = (root / README).read_text(encoding="utf-8")
     kept = dict(re.findall(r"^\| \[(\w+) [^|]+\| ([^|]+) \|", text, re.MULTILINE))
-    address = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"][
-        "Repository"
-    ]
+    settings = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    address = settings["project"]["urls"]["Repository"]
     rows = ["| lesson | you find out | minutes | in a browser |", "|---|---|---|---|"]
     for number, lesson in syllabi.lessons(root).items():
         if number not in kept:
-            raise ValueError(
-                f"README.md needs a row `| [{number} …](…) | what one finds out | |` for {lesson.file}"
-            )
+            row = f"| [{number} …](…) | what one finds out | |"
+            raise ValueError(f"README.md needs a row `{row}` for {lesson.file}")
         file = f"notebooks/{lesson.file}"
         colab = link(file, address, COLAB_BRANCH, colab=True)
         binder = link(file, address, "main")
         badges = f"[![Open lesson {number} in Colab](docs/images/colab.svg)]({colab}) "
         badges += f"[![Open lesson {number} in Binder](docs/images/binder.svg)]({binder})"
         rows.append(f"| [{number} {lesson.title}]({file}) | {kept[number]} | {lesson.minutes} | {badges} |")
-    made, count = re.subn(
-        f"(?<={TABLE[0]}\n).*(?=\n{TABLE[1]})", lambda _: "\n".join(rows), text, flags=re.DOTALL
-    )
+    table = f"(?<={TABLE[0]}\n).*(?=\n{TABLE[1]})"
+    made, count = re.subn(table, lambda _: "\n".join(rows), text, flags=re.DOTALL)
     if count != 1:
         raise ValueError(f"README.md needs its table of lessons between {' and '.join(TABLE)}")
     return made
 
 
 def gpt2_xl_stack() -> Figure:
-    """GPT-2 XL's training step of 32 sequences of 1,024 tokens at its peak, five ways, next to a card of 32
-    GB.
-    """
+    """GPT-2 XL's training step of 32 sequences of 1,024 tokens at its peak, five ways, and a 32 GB card."""
     card = gpu("RTX5090-32GB")
     run = TrainingRun("gpt2-xl", micro_batch=32, seq_len=1024, precision="amp-bf16")
     recomputed = run.replace(recompute="full")
@@ -136,7 +128,9 @@ def gpt2_xl_stack() -> Figure:
         "or 8 micro-batches of 4 for 1 of 32": master.replace(micro_batch=4, accumulation_steps=8),
     }
     rows = {label: estimate(run) for label, run in runs.items()}
-    most, least = (format_bytes(pick(row.total for row in rows.values()), "GB", 1) for pick in (max, min))
+    totals = [row.total for row in rows.values()]
+    most = format_bytes(max(totals), "GB", 1)
+    least = format_bytes(min(totals), "GB", 1)
     title = f"From {most} to {least}: the recipe decides whether GPT-2 XL trains on a 32 GB card"
     return stack(rows, title, capacity=card, provenance=f"estimated from formulas · {NOT_COUNTED}")
 

@@ -1,6 +1,4 @@
-"""`python -m course_utils site`: the website, made of what is in the repository. Only Pyodide needs a
-network, once.
-"""
+"""`python -m course_utils site`: the website, made of the repository. Only Pyodide needs a network, once."""
 
 import io
 import os
@@ -47,8 +45,7 @@ def run(chosen: Namespace) -> int:
 
 
 def make(out: Path, root: Path = ROOT, url: str = "") -> Path:
-    """Lay out the sources and run Sphinx, warnings being errors; returns `out`. Raises BuildError with its
-    words.
+    """Lay out the sources and run Sphinx; returns `out`. Raises BuildError with its words, also for warnings.
 
     `url` is where the pages will be. The explorer comes first: without Pyodide nobody should wait for Sphinx.
     """
@@ -67,10 +64,10 @@ def make(out: Path, root: Path = ROOT, url: str = "") -> Path:
 
 def lay_out(stage: Path, root: Path = ROOT) -> None:
     """Copy what becomes pages and what they link to, in the repository's own layout, so that links hold."""
-    shutil.copytree(root / "docs", stage / "docs", ignore=shutil.ignore_patterns(EXPLORER, "__pycache__"))
-    shutil.copytree(
-        root / "course_utils", stage / "course_utils", ignore=shutil.ignore_patterns("__pycache__")
-    )
+    not_pages = shutil.ignore_patterns(EXPLORER, "__pycache__")
+    shutil.copytree(root / "docs", stage / "docs", ignore=not_pages)
+    compiled = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(root / "course_utils", stage / "course_utils", ignore=compiled)
     for name in PAGES:
         shutil.copy2(root / name, stage / name)
     for folder in ("notebooks", "exercises"):
@@ -83,10 +80,9 @@ def lay_out(stage: Path, root: Path = ROOT) -> None:
 
 
 def make_explorer(out: Path, root: Path = ROOT) -> Path:
-    """Put the explorer's page, Pyodide and an archive of the modules that it needs into `out`, for any static
-    host.
+    """Put the explorer's page, Pyodide and an archive of the modules that it needs into `out`.
 
-    Raises BuildError, which says why, where Pyodide cannot be had.
+    Any static host can serve it. Raises BuildError, which says why, where Pyodide cannot be had.
     """
     command = [sys.executable, str(root / "docs" / "pyodide.py"), str(out / "pyodide")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -98,12 +94,15 @@ def make_explorer(out: Path, root: Path = ROOT) -> Path:
 
 
 def archive(root: Path = ROOT) -> bytes:
-    """A zip of the page's modules, the same bytes everywhere: stored, as packing differs and servers pack
-    anyway.
+    """A zip of the page's modules, the same bytes everywhere.
+
+    They are stored: packing differs between machines, and servers pack anyway.
     """
+    package = root / "course_utils"
+    modules = {path for part in MODULES for path in package.glob(part)}
     kept = io.BytesIO()
     with zipfile.ZipFile(kept, "w", zipfile.ZIP_STORED) as target:
-        for path in sorted({path for part in MODULES for path in (root / "course_utils").glob(part)}):
+        for path in sorted(modules):
             name = zipfile.ZipInfo(path.relative_to(root).as_posix(), LONG_AGO)
             name.create_system = 3  # or Windows writes another byte
             target.writestr(name, path.read_bytes())

@@ -30,9 +30,7 @@ ANSWER = re.compile(r"<p>(It is .+?)</p>(?:</details>|$)", re.DOTALL)
 PART = re.compile(r"(?P<row><tr\b.*?</tr>)|<caption\b.*?</caption>", re.DOTALL)
 SENTENCE_END = re.compile(r"(?<=[.?!:])\s+(?=[A-Z“*`])")
 INVITATION = ": run this cell to "
-"""Part of the stored text of something with controls, as "Explorer of training runs: run this cell to use
-it".
-"""
+"""Part of the stored text of what has controls, as "Explorer of training runs: run this cell to use it"."""
 
 LONGEST = 300
 """Characters of prose on a slide; at least one sentence is shown, however long. The rest is in the notes."""
@@ -54,16 +52,13 @@ class Slide:
 def run(chosen: Namespace) -> int:
     """Write the slides of the lessons named, or of all."""
     for path in write(chosen.out, chosen.lessons):
-        print(
-            f"{path}: open it in a browser. Space or → goes on, N shows the notes, S opens them in a window."
-        )
+        keys = "Space or → goes on, N shows the notes, S opens them in a window."
+        print(f"{path}: open it in a browser. {keys}")
     return 0
 
 
 def write(out: Path, lessons: Iterable[str] = (), root: Path = ROOT) -> list[Path]:
-    """Write a page of slides per lesson to `out` and return their paths. ValueError for a lesson that is not
-    there.
-    """
+    """Write a page of slides per lesson to `out` and return their paths. ValueError for an unknown lesson."""
     known = {number_of(path): path for path in numbered(root / "notebooks")}
     wanted = [name.zfill(2) for name in lessons] or list(known)
     if missing := [name for name in wanted if name not in known]:
@@ -76,9 +71,7 @@ def write(out: Path, lessons: Iterable[str] = (), root: Path = ROOT) -> list[Pat
 
 
 def page(notebook: Path) -> str:
-    """The slides of a lesson as one page of HTML, with its pictures, style and script inside: it needs no
-    network.
-    """
+    """The slides of a lesson as one page of HTML, with pictures, style and script: it needs no network."""
     content = json.loads(notebook.read_text(encoding="utf-8"))
     first, *_ = "".join(content["cells"][0]["source"]).splitlines()
     title = html.escape(first[2:])
@@ -92,57 +85,67 @@ def page(notebook: Path) -> str:
             f'<header>{above}</header><div class="body">{slide.body}</div>'
             f'<footer>{number} / {len(made)}</footer><aside class="notes">{notes}</aside></section>'
         )
-    return (
-        PAGE.read_text(encoding="utf-8").replace("{{TITLE}}", title).replace("{{SLIDES}}", "\n".join(shown))
-    )
+    whole = PAGE.read_text(encoding="utf-8").replace("{{TITLE}}", title)
+    return whole.replace("{{SLIDES}}", "\n".join(shown))
 
 
 def slides(notebook: dict[str, Any]) -> list[Slide]:
-    """The steps of a lesson in its own order. Every cell of text is in the notes of one of them, and of one
-    only.
-    """
+    """The steps of a lesson in its own order. Every cell of text is in the notes of exactly one of them."""
     title, *cells = notebook["cells"]
     first = "".join(title["source"])
     minutes = f"<p class='small'>{notebook['metadata']['course']['minutes']} minutes</p>"
     heading = f"<h1>{MARKDOWN.renderInline(first.splitlines()[0][2:])}</h1>"
     made = [Slide("title", "", f"{heading}{minutes}{_lead(_blocks(first)[-1][1])}", [first])]
-    section, guess = "", ""
+    section = ""
+    guess = ""
     asked: dict[str, str] = {}  # the guess that each predict() asked for, for the slide with its answer
     for cell in cells:
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
-            section = source.splitlines()[0][3:] if source.startswith("## ") else section
+            if source.startswith("## "):
+                section = source.splitlines()[0][3:]
             guess = source.partition(SLIDE_TAGS["question"])[2].partition("**")[2].strip() or guess
             added = list(_from_text(cell, source, section))
-            (added or made)[0 if added else -1].notes.append(source)
+            noted = added[0] if added else made[-1]
+            noted.notes.append(source)
         else:
-            predicted, revealed = (
-                re.findall(rf'\b{name}\(\s*"([^"]+)"', source) for name in ("predict", "reveal")
-            )
+            predicted = _keys("predict", source)
             asked |= dict.fromkeys(predicted, MARKDOWN.render(guess))
-            printed = "".join(
-                "".join(one["text"]) for one in cell["outputs"] if one.get("name") == "stdout"
-            ).rstrip()
+            printed = _printed(cell)
             if predicted and made[-1].kind == "question":
                 made[-1].body += _given(printed.splitlines())
-            made[-1].notes += [f"Printed:\n\n```\n{printed}\n```"] * bool(printed)
-            added = list(_from_outputs(cell, section, iter([asked.get(key, "") for key in revealed])))
+            if printed:
+                made[-1].notes.append(f"Printed:\n\n```\n{printed}\n```")
+            questions = [asked.get(key, "") for key in _keys("reveal", source)]
+            added = list(_from_outputs(cell, section, iter(questions)))
         made += added
     return made
 
 
+def _keys(name: str, source: str) -> list[str]:
+    """The keys of the guesses for which a cell calls `predict` or `reveal`."""
+    return re.findall(rf'\b{name}\(\s*"([^"]+)"', source)
+
+
+def _printed(cell: dict[str, Any]) -> str:
+    texts = ["".join(output["text"]) for output in cell["outputs"] if output.get("name") == "stdout"]
+    return "".join(texts).rstrip()
+
+
 def _from_text(cell: dict[str, Any], source: str, section: str) -> Iterator[Slide]:
-    """The slides of a cell of text: its heading or the guess that it asks for, tables, the gap, what to
-    remember.
-    """
+    """The slides of a cell of text: its heading or the guess it asks for, tables, the gap, the closing."""
     blocks = _blocks(source)
     tags = cell["metadata"].get("tags", ())
     bold = [text for kind, text in blocks if kind == "bold"]
-    if "question" in tags or (source.startswith("## ") and "closing" not in tags):
+    begins_section = source.startswith("## ") and "closing" not in tags
+    if "question" in tags or begins_section:
         heading = next((text for kind, text in blocks if kind == "heading"), section)
-        part = takewhile(lambda block: block[0] != "heading", blocks[1:])
-        opening = [text for kind, text in part if kind == "text" and not text.startswith("$")][:1]
-        body = MARKDOWN.render(blocks[-1][1]) if "question" in tags else "".join(map(_lead, opening))
+        if "question" in tags:
+            body = MARKDOWN.render(blocks[-1][1])
+        else:
+            part = takewhile(lambda block: block[0] != "heading", blocks[1:])
+            opening = [text for kind, text in part if kind == "text" and not text.startswith("$")]
+            body = _lead(opening[0]) if opening else ""
         yield Slide("question", section, f"<h2>{MARKDOWN.renderInline(heading.lstrip('# '))}</h2>{body}", [])
     for kind, text in blocks:
         if kind == "table":
@@ -154,18 +157,18 @@ def _from_text(cell: dict[str, Any], source: str, section: str) -> Iterator[Slid
 
 
 def _blocks(source: str) -> list[tuple[str, str]]:
-    """The parts of a Markdown text: "heading", "table", "text", and "bold" for a
-    paragraph that begins bold.
-    """
+    """The parts of a Markdown text: "heading", "table", "text", "bold" (text that begins bold) or "other"."""
+    kinds = {"heading_open": "heading", "table_open": "table", "paragraph_open": "text"}
     lines = source.splitlines()
     found = []
     for token in MARKDOWN.parse(source):
         if token.level == 0 and token.map:
-            text = "\n".join(lines[slice(*token.map)])
-            kind = {"heading_open": "heading", "table_open": "table", "paragraph_open": "text"}.get(
-                token.type, "other"
-            )
-            found.append(("bold" if kind == "text" and text.startswith("**") else kind, text))
+            first, end = token.map
+            text = "\n".join(lines[first:end])
+            kind = kinds.get(token.type, "other")
+            if kind == "text" and text.startswith("**"):
+                kind = "bold"
+            found.append((kind, text))
     return found
 
 
@@ -176,9 +179,14 @@ def _from_outputs(cell: dict[str, Any], section: str, questions: Iterator[str]) 
         has_controls = INVITATION in "".join(output.get("data", {}).get("text/plain", ""))
         caption = "<p class='small'>A picture: the controls move in the notebook.</p>" if has_controls else ""
         for drawn in DRAWN.findall(text):
-            notes = [html.unescape(match[1])] if (match := re.search(r'alt="([^"]*)"', drawn)) else []
-            kind = "figure" if drawn.startswith("<img") else "table"
-            pieces = [drawn + caption] if kind == "figure" else _pieces(drawn)
+            alt = re.search(r'alt="([^"]*)"', drawn)
+            notes = [html.unescape(alt[1])] if alt else []
+            if drawn.startswith("<img"):
+                kind = "figure"
+                pieces = [drawn + caption]
+            else:
+                kind = "table"
+                pieces = _pieces(drawn)
             yield from (Slide(kind, section, piece, list(notes)) for piece in pieces)
         if answer := ANSWER.search(text):
             asked = f"<div class='small'>{next(questions, '')}</div>"
@@ -186,28 +194,31 @@ def _from_outputs(cell: dict[str, Any], section: str, questions: Iterator[str]) 
 
 
 def _pieces(table: str) -> list[str]:
-    """A table in HTML, cut into as many as slides need: each has the caption, the header and some of the
-    rows.
-    """
+    """A table in HTML, cut into as many as slides need, each with the caption, the header and some rows."""
     parts = list(PART.finditer(table))
     rows = [part[0] for part in parts if part["row"]]
     caption = "".join(part[0] for part in parts if not part["row"])
-    head = rows.pop(0) if "<td" not in rows[0] else ""
+    head = ""
+    if "<td" not in rows[0]:
+        head = rows.pop(0)
     pieces: list[list[str]] = [[]]
     for row in rows:
-        characters = sum(len(re.sub(r"<[^>]*>", "", kept)) for kept in [*pieces[-1], row])
-        if pieces[-1] and (len(pieces[-1]) == MOST_ROWS or characters > MOST_CHARACTERS):
+        piece = pieces[-1]
+        characters = sum(len(re.sub(r"<[^>]*>", "", kept)) for kept in [*piece, row])
+        is_full = len(piece) == MOST_ROWS or characters > MOST_CHARACTERS
+        if piece and is_full:
             pieces.append([])
         pieces[-1].append(row)
-    return [
-        f"<table>{caption}<thead>{head}</thead><tbody>{''.join(piece)}</tbody></table>" for piece in pieces
-    ]
+    bodies = ["".join(piece) for piece in pieces]
+    return [f"<table>{caption}<thead>{head}</thead><tbody>{body}</tbody></table>" for body in bodies]
 
 
 def _given(lines: Sequence[str]) -> str:
     """Output of a cell that asks for a guess, if it is short: it belongs to the question."""
-    short = 0 < len(lines) <= 3 and max(map(len, lines)) <= 80
-    return f"<p class='small'>{'<br>'.join(map(html.escape, lines))}</p>" if short else ""
+    is_short = 0 < len(lines) <= 3 and max(map(len, lines)) <= 80
+    if not is_short:
+        return ""
+    return f"<p class='small'>{'<br>'.join(map(html.escape, lines))}</p>"
 
 
 def _lead(paragraph: str) -> str:

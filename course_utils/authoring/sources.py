@@ -32,20 +32,16 @@ FOLDED_CODE = "hide-input"
 """The tag of cells whose code only draws: JupyterLab and the website fold it."""
 
 FRAME = "border-left:6px solid #0072b2;padding:2px 14px"
-"""The look of what a lesson begins and ends with: JupyterLab leaves it also where a notebook is not trusted.
-"""
+"""The look of what a lesson begins and ends with: JupyterLab leaves it even if a notebook is not trusted."""
 
 SLIDE_TAGS = {"question": "**Your guess", "gap": "\n**The gap", "closing": "\n**Cheat-sheet line**"}
-"""Tags of a lesson's Markdown cells that its slides are made by, and the words in a cell that give it the
-tag.
-"""
+"""Tags of a lesson's Markdown cells that its slides are made by, and the words that give a cell the tag."""
 
 SOLUTION = re.compile(
     r"^([ \t]*)### BEGIN SOLUTION\b[ \t:]*(.*?)[ \t]*\n(?:(?!.*SOLUTION).*\n)*[ \t]*### END SOLUTION[ \t]*$",
     re.M,
 )
-"""A solution with its marks, each alone on its line: the indentation, and the words that stand in its place.
-"""
+"""A solution with its marks, each alone on its line: the indentation, and the words in its place."""
 
 
 class Draft(NamedTuple):
@@ -57,15 +53,15 @@ class Draft(NamedTuple):
 
 
 def find_sources(root: Path, names: Iterable[str] = ()) -> list[Path]:
-    """Every source below `root` in the order of lessons, or those of the lessons named ("01", "01_name", a
-    path).
+    """Every source below `root` in the order of lessons, or of the lessons named ("01", "01_name", a path).
 
     Raises BuildError for a name that no source has, and for a source whose own name does not fit.
     """
     found = (path for folder in FOLDERS for path in root.glob(f"{folder}/src/*.py"))
     sources = sorted(found, key=lambda path: path.stem)
     for path in sources:
-        if not STEM.fullmatch(path.stem) and (path.stem not in PAGES or path.parts[-3] != "notebooks"):
+        is_page = path.stem in PAGES and path.parts[-3] == "notebooks"
+        if not STEM.fullmatch(path.stem) and not is_page:
             raise BuildError(f"{path.relative_to(root)}: name a source NN_name.py, as in 01_first_lesson.py")
     wanted = [Path(name).stem for name in names]
     known = {part: path.stem for path in sources for part in (path.stem, number_of(path))}
@@ -105,8 +101,7 @@ def drafts(root: Path, source: Path) -> list[Draft]:
 
 
 def frame(root: Path, source: Path) -> str:
-    """The lines that a lesson or its exercises begin and end with: where they are in the course, and the ways
-    on.
+    """The lines that a lesson or its exercises begin and end with: their place in the course, the ways on.
 
     Empty for a page that is no lesson.
     """
@@ -124,13 +119,14 @@ def frame(root: Path, source: Path) -> str:
         where += [f"[{_exercises(path)}](../exercises/{path.stem}.ipynb)" for path in solutions]
     else:
         where = [f"**Exercises** of [lesson {number}](../notebooks/{lessons[number].stem}.ipynb)"]
-    ways = [("← {}", here - 1)] * (here > 0) + [("{} →", here + 1)] * (here + 1 < len(order))
-    to = "" if in_lessons else "../notebooks/"
-    around = [
-        f"[{form.format(_title(lessons[order[at]]))}]({to}{lessons[order[at]].stem}.ipynb)"
-        for form, at in ways
-    ]
-    return f'<div style="{FRAME}">\n\n{" · ".join([*where, *around])}\n\n</div>'
+    folder = "" if in_lessons else "../notebooks/"
+    if here > 0:
+        before = lessons[order[here - 1]]
+        where.append(f"[← {_title(before)}]({folder}{before.stem}.ipynb)")
+    if here + 1 < len(order):
+        after = lessons[order[here + 1]]
+        where.append(f"[{_title(after)} →]({folder}{after.stem}.ipynb)")
+    return f'<div style="{FRAME}">\n\n{" · ".join(where)}\n\n</div>'
 
 
 def _title(source: Path) -> str:
@@ -143,13 +139,13 @@ def _exercises(solutions: Path) -> str:
     text = solutions.read_text(encoding="utf-8")
     minutes = re.search(r"^#     minutes: (\d+)$", text, re.MULTILINE)
     count = len(re.findall(r"^# ## \d+ · ", text, re.MULTILINE))
-    return f"{count} exercises" + (f", {minutes[1]} minutes" if minutes else "")
+    if minutes is None:
+        return f"{count} exercises"
+    return f"{count} exercises, {minutes[1]} minutes"
 
 
 def _read(source: Path) -> tuple[list[NotebookNode], Mapping[str, Any]]:
-    """The cells of a source, their ids and metadata the same on every machine, and the settings in its
-    header.
-    """
+    """The cells of a source, ids and metadata the same on every machine, and the settings in its header."""
     notebook: Any = jupytext.read(source, fmt="py:percent")
     for position, cell in enumerate(notebook.cells, start=1):
         is_text = cell.cell_type == "markdown" and source.parts[-3] == "notebooks"
@@ -178,27 +174,26 @@ def fingerprint(cells: Iterable[NotebookNode]) -> str:
 
 def _unsolved(origin: Path, cells: list[NotebookNode]) -> list[NotebookNode]:
     """The cells of the exercise: solutions taken out, an invitation in their place, NotSolved imported."""
-    kept = [
-        deepcopy(cell) for cell in cells if not ONLY_IN_SOLUTIONS.intersection(cell.metadata.get("tags", ()))
-    ]
+    kept = []
+    for cell in cells:
+        tags = cell.metadata.get("tags", ())
+        if not ONLY_IN_SOLUTIONS.intersection(tags):
+            kept.append(deepcopy(cell))
     code = [cell for cell in kept if cell.cell_type == "code"]
     solved = 0
     for cell in code:
         cell.source, count = SOLUTION.subn(_invitation, cell.source)
         solved += count
         if "SOLUTION" in cell.source:
-            raise BuildError(
-                f"{origin}: cell {cell.id} has a marker without its partner, or not on its own line"
-            )
+            problem = "has a marker without its partner, or not on its own line"
+            raise BuildError(f"{origin}: cell {cell.id} {problem}")
     if not solved:
-        raise BuildError(
-            f"{origin}: nothing to solve; put ### BEGIN SOLUTION and ### END SOLUTION around the answers"
-        )
+        advice = "put ### BEGIN SOLUTION and ### END SOLUTION around the answers"
+        raise BuildError(f"{origin}: nothing to solve; {advice}")
     lines = code[0].source.splitlines()
     if NOT_SOLVED_IMPORT not in lines:
-        lines.insert(
-            next((i for i, line in enumerate(lines) if CHECKS_IMPORT.match(line)), 0), NOT_SOLVED_IMPORT
-        )
+        places = [place for place, line in enumerate(lines) if CHECKS_IMPORT.match(line)]
+        lines.insert(places[0] if places else 0, NOT_SOLVED_IMPORT)
     code[0].source = "\n".join(lines)
     return kept
 
@@ -210,7 +205,8 @@ def _invitation(solution: re.Match[str]) -> str:
 
 def differences(draft: Draft, stored: NotebookNode) -> list[str]:
     """Differences between the notebook on disk and its source, outputs left out: one line for each."""
-    expected, found = (list(map(_editable, notebook.cells)) for notebook in (draft.notebook, stored))
+    expected = [_editable(cell) for cell in draft.notebook.cells]
+    found = [_editable(cell) for cell in stored.cells]
     changed = [cell for cell in (*expected, *found) if cell not in expected or cell not in found]
     lines = [f"{name} differs" for name in dict.fromkeys(name for name, *_ in changed)]
     if not lines and expected != found:

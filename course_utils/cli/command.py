@@ -19,16 +19,13 @@ from ..interactive.course_files import HAS_FOLDER, IS_CLONE, ROOT, SHIPPED, pyth
 from .environment import NAME, Home, SetupError, interpreter
 
 SAME_ANSWERS = {"COURSE_SOURCE": "simulated", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""Environment variables with which notebooks print the same everywhere: simulated measurements, one thread a
-kernel.
-"""
+"""Variables with which notebooks print the same everywhere: simulated measurements, one thread per kernel."""
 
 NEED_A_CLONE = ("lint", "build", "site")  # they work on the repository itself
 
 
 class Command(NamedTuple):
-    """One command: `options` adds its arguments to a parser, `run` executes what was parsed and returns an
-    exit code.
+    """One command: `options` adds its arguments to a parser, `run` executes them and returns an exit code.
 
     Between the two, a command with a `purpose` ("torch", "lab", "test", "author": the extra that it needs)
     enters the course's environment, with `variables`, and makes it first if need be: wrong options are
@@ -55,10 +52,9 @@ class Help(ArgumentDefaultsHelpFormatter):
         super().__init__(prog, max_help_position=28, width=100)
 
     def _get_help_string(self, action: Action) -> str | None:
-        says_nothing = (
-            action.default in (None, "", ()) or action.nargs == 0 or "(default" in (action.help or "")
-        )
-        return action.help if says_nothing else super()._get_help_string(action)
+        says_nothing = action.default in (None, "", ()) or action.nargs == 0
+        is_told = "(default" in (action.help or "")
+        return action.help if says_nothing or is_told else super()._get_help_string(action)
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return wrap(text, width, break_on_hyphens=False)
@@ -100,13 +96,10 @@ def later(module: str, function: str = "run") -> Callable[[Namespace], int]:
 
 
 def enter(name: str, command: Command, arguments: Sequence[str]) -> None:
-    """Continue as the same command in the environment of its purpose. Returns only if this process is in it
-    already.
-    """
+    """Continue as the same command in the environment of its purpose. Returns if this process is in it."""
     if name in NEED_A_CLONE and not IS_CLONE:
-        raise SetupError(
-            f"`{name}` needs a clone of the course's repository, but this is a wheel: run it in a clone."
-        )
+        problem = f"`{name}` needs a clone of the course's repository, but this is a wheel"
+        raise SetupError(f"{problem}: run it in a clone.")
     python = interpreter(Home(SHIPPED), command.purpose, here="--here" in arguments)
     if not is_current(python):
         rest = [word for word in arguments if word != "--here"]
@@ -126,17 +119,14 @@ def course_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]
 def refuse_outside_a_course(name: str) -> None:
     """SetupError where there is only the wheel's own copy of the course, to which nothing may write."""
     if not HAS_FOLDER:
-        raise SetupError(
-            f"No course here: copy it with `{NAME} start FOLDER`, then run `{name}` in that folder."
-        )
+        copying = f"copy it with `{NAME} start FOLDER`"
+        raise SetupError(f"No course here: {copying}, then run `{name}` in that folder.")
 
 
 def hand_over(
     command: list[str], environment: Mapping[str, str], system: str = platform.system(), folder: Path = ROOT
 ) -> int:
-    """Replace this process by `command` in a folder; Windows cannot: there, run it and
-    return its exit code.
-    """
+    """Replace this process by `command` in a folder; Windows cannot: run it there, return its exit code."""
     sys.stdout.flush()
     sys.stderr.flush()
     if system != "Windows":

@@ -1,5 +1,7 @@
-"""The course's notebooks as `lab` opens them. Without this, JupyterLab marks each as changed once its kernel
-has told its language, whose version differs between machines.
+"""The course's notebooks as `lab` opens them.
+
+Without this, JupyterLab marks each as changed once its kernel has told its language, whose version differs
+between machines.
 """
 
 from typing import Any
@@ -9,9 +11,7 @@ from jupyter_server.services.contents.largefilemanager import AsyncLargeFileMana
 
 
 class CourseContents(AsyncLargeFileManager):
-    """JupyterLab's own files, where a notebook of the course has the language of this
-    environment's kernel.
-    """
+    """JupyterLab's own files, but a notebook of the course has the language of this environment's kernel."""
 
     async def get(self, path: str, content: bool = True, *form: Any, **options: Any) -> dict[str, Any]:
         model: dict[str, Any] = await super().get(path, content, *form, **options)

@@ -34,18 +34,18 @@ class DoctorReport:
 
     def __str__(self) -> str:
         width = max(len(finding.name) for part in self.sections.values() for finding in part)
-        parts = [
-            [title, *(f"  {verdict} {name:<{width}}  {text}" for name, verdict, text in part)]
-            for title, part in self.sections.items()
-        ]
-        return "\n\n".join(map("\n".join, parts))
+        parts = []
+        for title, part in self.sections.items():
+            lines = [f"  {verdict} {name:<{width}}  {text}" for name, verdict, text in part]
+            parts.append("\n".join([title, *lines]))
+        return "\n\n".join(parts)
 
     def _repr_html_(self) -> str:
-        tables = [
-            [("", title, ""), *((verdict, name, text) for name, verdict, text in part)]
-            for title, part in self.sections.items()
-        ]
-        return "".join(html_table(rows, words=3) for rows in tables)
+        tables = []
+        for title, part in self.sections.items():
+            rows = [(verdict, name, text) for name, verdict, text in part]
+            tables.append(html_table([("", title, ""), *rows], words=3))
+        return "".join(tables)
 
 
 def report() -> DoctorReport:
@@ -81,9 +81,8 @@ def load_torch() -> tuple[ModuleType | None, str]:
 def python_finding() -> Finding:
     own = Path(sys.prefix).name == ".venv" and (Path(sys.prefix) / "course-setup.json").exists()
     whose = "the course's own environment" if own else "not the environment that the course makes"
-    return Finding(
-        "Python", NOTE, f"{platform.python_version()} on {platform.system()} {platform.machine()}, {whose}"
-    )
+    machine = f"{platform.system()} {platform.machine()}"
+    return Finding("Python", NOTE, f"{platform.python_version()} on {machine}, {whose}")
 
 
 def torch_finding(torch: ModuleType | None, problem: str) -> Finding:
@@ -101,9 +100,7 @@ def gpu_findings(torch: ModuleType) -> tuple[Finding, ...]:
 
 
 def no_gpu(cuda: str | None, driver: bool) -> str:
-    """The reason that torch, built for that version of CUDA or for none, has no GPU,
-    and what to do about it.
-    """
+    """The reason that torch, built for that version of CUDA or for none, has no GPU, and what to do."""
     if driver and not cuda:
         remedy = f"set COURSE_TORCH=cuda and run `{INSTALL}`" if IS_CLONE else "install torch's CUDA build"
         return f"a driver, but torch is built for the CPU: {remedy}"
@@ -130,7 +127,9 @@ def packages_finding() -> Finding:
     present = {name: metadata.version(name) for name in PACKAGES if util.find_spec(name)}
     absent = [name for name in PACKAGES if name not in present]
     text = ", ".join(f"{name} {version}" for name, version in present.items()) or "none"
-    return Finding("packages", NOTE, text + (f"; not here: {', '.join(absent)}" if absent else ""))
+    if absent:
+        text += f"; not here: {', '.join(absent)}"
+    return Finding("packages", NOTE, text)
 
 
 # The course
@@ -138,18 +137,18 @@ def packages_finding() -> Finding:
 
 def course_findings(torch: bool, live: bool, simulated: tuple[bool, str]) -> tuple[Finding, ...]:
     """The source of each part's numbers on a machine with that much of what it needs."""
-    here = "every run that fits its memory" if live else "no GPU that torch can use"
-    return (
-        Finding("estimates", YES, "computed from formulas, for any model and GPU"),
-        Finding("simulated GPU", YES if simulated[0] else NO, simulated[1]),
-        Finding(
-            "traced on the CPU",
-            YES if torch else NO,
-            "small models, really trained" if torch else "needs torch",
-        ),
-        Finding("live on a GPU", YES if live else NO, here),
-        recorded_finding(),
-    )
+    estimates = Finding("estimates", YES, "computed from formulas, for any model and GPU")
+    simulates, words = simulated
+    of_simulated = Finding("simulated GPU", YES if simulates else NO, words)
+    if torch:
+        traced = Finding("traced on the CPU", YES, "small models, really trained")
+    else:
+        traced = Finding("traced on the CPU", NO, "needs torch")
+    if live:
+        on_gpu = Finding("live on a GPU", YES, "every run that fits its memory")
+    else:
+        on_gpu = Finding("live on a GPU", NO, "no GPU that torch can use")
+    return estimates, of_simulated, traced, on_gpu, recorded_finding()
 
 
 def recorded_finding() -> Finding:

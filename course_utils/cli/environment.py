@@ -31,13 +31,14 @@ command needs where it runs in another Python; each extra contains those before 
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 CUDA_INDEX = "https://download.pytorch.org/whl/cu130"
-"""PyTorch's own wheel indexes: elsewhere the Linux wheel is the CUDA build, and the Windows wheel the CPU
-build.
-"""
+"""PyTorch's own wheel indexes: elsewhere Linux wheels are the CUDA build, Windows wheels the CPU build."""
 
 OFFLINE = re.compile("connection broken by|Could not fetch URL|ConnectionResetError|ReadTimeoutError")
 FULL = re.compile("No space left on device|not enough space on the disk")
 """Words in pip's output when it could not reach an index, and when the disk is full."""
+
+PROGRESS = ("Collecting", "Downloading", "Installing", "Building")
+"""How lines of pip's begin that say what it is doing."""
 
 AGAIN = "then run the same command"
 
@@ -78,7 +79,8 @@ def interpreter(home: Home, purpose: str, here: bool = False) -> Path:
     needed. Raises SetupError when it cannot be.
     """
     memory = remembered(home)
-    if here or not IS_CLONE or (not memory and Path(sys.prefix).resolve() == home.folder.resolve()):
+    is_users_own = not memory and Path(sys.prefix).resolve() == home.folder.resolve()
+    if here or not IS_CLONE or is_users_own:
         if absent := missing_packages(home.root, purpose):
             raise SetupError(how_to_install(absent, purpose, here))
         return Path(sys.executable)
@@ -92,10 +94,14 @@ def how_to_install(absent: list[str], purpose: str, here: bool) -> str:
     """One sentence: which packages are missing in this Python, and the command that installs them."""
     pip = f"{sys.executable} -m pip" if find_spec("pip") else "uv pip"  # uv makes environments without pip
     what = f'--editable ".[{purpose}]"' if IS_CLONE else f'"{NAME}[{purpose}]"'
-    names = ", ".join([*absent[:3], *([f"{len(absent) - 3} more"] if absent[3:] else [])])
-    missing = f"{'--here' if here else 'This'} needs {names} in {sys.executable}: install that with"
-    or_else = ", or leave out --here and the course makes its own environment" if IS_CLONE and here else ""
-    return f"{missing} `{pip} install {what}`{or_else}."
+    named = absent[:3]
+    if len(absent) > 3:
+        named.append(f"{len(absent) - 3} more")
+    who = "--here" if here else "This"
+    advice = f"install that with `{pip} install {what}`"
+    if IS_CLONE and here:
+        advice += ", or leave out --here and the course makes its own environment"
+    return f"{who} needs {', '.join(named)} in {sys.executable}: {advice}."
 
 
 def is_ready(home: Home, purpose: str, choice: str, memory: dict[str, str]) -> bool:
@@ -119,9 +125,12 @@ def fingerprint(home: Home, choice: str) -> str:
 
 def foundations(home: Home, choice: str) -> dict[str, str]:
     """The basis of an environment: when one of these changes it is made anew, not just brought up to date."""
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    # the way in which it is made
-    return {"python": python, "torch": choice, "root": str(home.root), "layout": "1"}
+    return {
+        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
+        "torch": choice,
+        "root": str(home.root),
+        "layout": "1",  # the way in which it is made
+    }
 
 
 def remembered(home: Home) -> dict[str, str]:
@@ -143,22 +152,22 @@ def remember(home: Home, **facts: str) -> None:
 
 
 def torch_choice(system: str, asked: str = "", before: str = "") -> str:
-    """The build, "cpu" or "cuda": what COURSE_TORCH asks for, else what is there already, else what the
-    machine has.
-    """
+    """The build, "cpu" or "cuda": what COURSE_TORCH asks for, else the present one, else the machine's."""
     asked = asked.strip().lower()
     builds = ("cpu",) if system == "Darwin" else ("cpu", "cuda")
     if asked and asked not in builds:
-        raise SetupError(
-            f"COURSE_TORCH is {asked!r}: here it may be {' or '.join(builds)}, or leave it unset."
-        )
-    return asked or before or ("cuda" if nvidia_driver(system) else "cpu")
+        allowed = " or ".join(builds)
+        raise SetupError(f"COURSE_TORCH is {asked!r}: here it may be {allowed}, or leave it unset.")
+    if asked or before:
+        return asked or before
+    return "cuda" if nvidia_driver(system) else "cpu"
 
 
 def nvidia_driver(system: str = platform.system()) -> bool:
     """True if an NVIDIA driver is installed. Looks for files only: this runs at each start."""
     if system == "Windows":
-        return (Path(os.environ.get("SYSTEMROOT", r"C:\Windows")) / "System32" / "nvcuda.dll").exists()
+        windows = Path(os.environ.get("SYSTEMROOT", r"C:\Windows"))
+        return (windows / "System32" / "nvcuda.dll").exists()
     places = ("/proc/driver/nvidia/version", "/usr/lib/wsl/lib/libcuda.so.1")
     return system == "Linux" and any(Path(place).exists() for place in places)
 
@@ -172,23 +181,25 @@ def torch_sources(system: str, choice: str) -> list[list[str]]:
     """
     if (system, choice) == ("Linux", "cpu"):
         return [["--no-deps", "--timeout", "10", "--retries", "1", "--index-url", CPU_INDEX], []]
-    return [["--no-deps", "--index-url", CUDA_INDEX] if (system, choice) == ("Windows", "cuda") else []]
+    if (system, choice) == ("Windows", "cuda"):
+        return [["--no-deps", "--index-url", CUDA_INDEX]]
+    return [[]]
 
 
 # Making it
 
 
 def set_up(home: Home, purpose: str, choice: str, memory: dict[str, str]) -> None:
-    """Make the environment or bring it up to date. Raises SetupError; what an error leaves behind is not
-    trusted.
-    """
+    """Make the environment or bring it up to date. Raises SetupError; what an error leaves is not trusted."""
     if home.folder.exists() and not memory:
         raise SetupError(
             f"{home.folder} is not the course's own: move it away, {AGAIN}, or use your own Python: --here."
         )
     base = foundations(home, choice)
     current = memory.get("state") == "ready" and memory.items() >= base.items() and home.python.exists()
-    extra = "author" if current and memory.get("purpose") in ("test", "author") else SET_UP_WITH[purpose]
+    # what is installed already stays: bringing up to date never takes packages away
+    has_all = current and memory.get("purpose") in ("test", "author")
+    extra = "author" if has_all else SET_UP_WITH[purpose]
     marks = {**base, "purpose": extra}
     try:
         if not current:
@@ -204,7 +215,8 @@ def set_up(home: Home, purpose: str, choice: str, memory: dict[str, str]) -> Non
         remember(home, **marks, state="ready", key=fingerprint(home, choice))
     except PermissionError as problem:
         raise SetupError(
-            f"You may not write to {problem.filename}: clone the course into a folder of your own, {AGAIN},"
+            f"You may not write to {problem.filename}:"
+            f" clone the course into a folder of your own, {AGAIN},"
             " or use a Python of yours that has its packages: --here."
         ) from None
     except OSError as problem:
@@ -212,25 +224,22 @@ def set_up(home: Home, purpose: str, choice: str, memory: dict[str, str]) -> Non
 
 
 def make_folder(home: Home, marks: dict[str, str]) -> None:
-    """An empty environment, in place of whatever an earlier set-up left. Raises SetupError without the venv
-    module.
-    """
+    """An empty environment in place of an earlier one. Raises SetupError if Python has no module venv."""
     print(f"Making the course's own Python environment in {home.folder}", flush=True)
     if home.folder.exists():
         shutil.rmtree(home.folder)
     home.folder.mkdir()
     remember(home, **marks, state="unfinished")
-    # this one may just have been removed
+    # not sys.executable first: that one may just have been removed with the folder
     base_python = getattr(sys, "_base_executable", "") or sys.executable
-    made = subprocess.run(
-        [base_python, "-m", "venv", str(home.folder)], capture_output=True, text=True, check=False
-    )
+    command = [base_python, "-m", "venv", str(home.folder)]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
     if made.returncode:
         said = (made.stderr.strip() or made.stdout.strip()).splitlines()
         raise SetupError(
-            f"`{base_python} -m venv` failed ({said[-1] if said else 'silently'}): on Debian or Ubuntu run"
-            " `sudo apt install python3-venv`; elsewhere install Python from python.org, which has it;"
-            f" {AGAIN}."
+            f"`{base_python} -m venv` failed ({said[-1] if said else 'silently'}):"
+            " on Debian or Ubuntu run `sudo apt install python3-venv`;"
+            f" elsewhere install Python from python.org, which has it; {AGAIN}."
         )
 
 
@@ -268,9 +277,7 @@ def run_pip(home: Home, arguments: Sequence[str]) -> tuple[int, str]:
             for line in pip.stdout or ():
                 lines.append(line)
                 log.write(line)
-                if visible and line.lstrip().startswith(
-                    ("Collecting", "Downloading", "Installing", "Building")
-                ):
+                if visible and line.lstrip().startswith(PROGRESS):
                     print(f"\r\033[K  {line.strip()[:100]}", end="", flush=True)
     if visible:
         print("\r\033[K", end="", flush=True)
@@ -283,21 +290,21 @@ def explain_failure(said: str, what: str, log: Path) -> str:
         return f"The disk is full, so {what} could not be installed: make room, {AGAIN}."
     if "ProxyError" in said:
         return (
-            f"The proxy did not answer, so {what} could not be installed: correct HTTPS_PROXY or unset it,"
-            f" {AGAIN}."
+            f"The proxy did not answer, so {what} could not be installed:"
+            f" correct HTTPS_PROXY or unset it, {AGAIN}."
         )
     if OFFLINE.search(said):
         return (
-            f"No network: the package index did not answer, so {what} could not be installed; "
-            f"connect (or set HTTPS_PROXY if you are behind a proxy), {AGAIN}."
+            f"No network: the package index did not answer, so {what} could not be installed;"
+            f" connect (or set HTTPS_PROXY if you are behind a proxy), {AGAIN}."
         )
     if "No matching distribution found" in said:
         machine = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
-        return (
-            f"There is no build of {what} for {machine}: use Python 3.11 to 3.14 on a 64-bit system, {AGAIN}."
-        )
+        advice = f"use Python 3.11 to 3.14 on a 64-bit system, {AGAIN}"
+        return f"There is no build of {what} for {machine}: {advice}."
     errors = [line for line in said.splitlines() if line.startswith("ERROR:")]
-    return f"pip could not install {what}: {errors[-1] if errors else 'see'} (all of it is in {log})."
+    last = errors[-1] if errors else "see"
+    return f"pip could not install {what}: {last} (all of it is in {log})."
 
 
 # What is needed, and what is here
@@ -312,13 +319,16 @@ def locked(root: Path) -> dict[str, str]:
 
 def requirements(root: Path, purpose: str) -> dict[str, str]:
     """The packages that a purpose needs, as pyproject.toml lists them: the name and its oldest version."""
-    extras = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"][
-        "optional-dependencies"
-    ]
+    settings = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    extras = settings["project"]["optional-dependencies"]
     needed: dict[str, str] = {}
     for item in extras[purpose]:
         contained = re.fullmatch(rf"{NAME}\[(\w+)\]", item)
-        needed |= requirements(root, contained[1]) if contained else dict([item.split(">=")])
+        if contained:
+            needed |= requirements(root, contained[1])
+        else:
+            name, least = item.split(">=")
+            needed[name] = least
     return needed
 
 
@@ -330,11 +340,14 @@ def missing_packages(root: Path, purpose: str) -> list[str]:
             old = version_numbers(metadata.version(name)) < version_numbers(least)
         except metadata.PackageNotFoundError:
             old = True
-        absent += [f"{name}>={least}"] if old else []
+        if old:
+            absent.append(f"{name}>={least}")
     return absent
 
 
 def version_numbers(version: str) -> tuple[int, ...]:
     """ "2.13.0+cpu" as (2, 13, 0): numbers by which releases can be compared."""
     release = re.match(r"[0-9.]+", version)
-    return tuple(int(part) for part in release[0].split(".") if part) if release else ()
+    if release is None:
+        return ()
+    return tuple(int(part) for part in release[0].split(".") if part)

@@ -26,9 +26,7 @@ JUPYTERLAB = (
     f"--LabApp.app_settings_dir={Path(__file__).resolve().parent / 'jupyterlab_settings'}",
     "--ServerApp.contents_manager_class=course_utils.cli.contents.CourseContents",
 )
-"""No question about news, no check for updates, room for the names of files, no notebook changed by being
-opened.
-"""
+"""No question about news, no check for updates, room for names, no notebook changed by being opened."""
 
 MODEL = f"one of {', '.join(PRESETS)}, or the path of a Hugging Face config.json"
 
@@ -37,11 +35,9 @@ CLOSED_FORMS_ONLY = (
     "course_utils.rank_states and course_utils.estimating.megatron."
 )
 
-RUN_OPTIONS: dict[str, list[str]] = tomllib.loads(
-    Path(__file__).with_name("run_options.toml").read_text(encoding="utf-8")
-)
-"""Each option of a run: what its value is, one of `KINDS`, and what it chooses. Its default is TrainingRun's.
-"""
+_OPTIONS_FILE = Path(__file__).with_name("run_options.toml")
+RUN_OPTIONS: dict[str, list[str]] = tomllib.loads(_OPTIONS_FILE.read_text(encoding="utf-8"))
+"""Each option of a run: its value's kind, one of `KINDS`, and what it chooses. TrainingRun has defaults."""
 
 KINDS: dict[str, type] = {kind.__name__: kind for kind in (int, float, str, bool, tuple)}
 KNOWN = {
@@ -84,12 +80,14 @@ def doctor(chosen: Namespace) -> int:
 
 def run_options(parser: ArgumentParser) -> None:
     """The model, and `--micro-batch 4` and the like."""
-    parser.usage, parser.epilog = "%(prog)s MODEL [options]", CLOSED_FORMS_ONLY
+    parser.usage = "%(prog)s MODEL [options]"
+    parser.epilog = CLOSED_FORMS_ONLY
     parser.add_argument("model", metavar="MODEL", help=MODEL)
     parameters = inspect.signature(TrainingRun).parameters
     known = {name: ", ".join(choices) for name, choices in KNOWN.items()}
     for name, (called, told) in RUN_OPTIONS.items():
-        kind, default = KINDS[called], parameters[name].default
+        kind = KINDS[called]
+        default = parameters[name].default
         shown = str(default).lower() if kind is bool and default is not None else default
         value = partial(_value, kind, default is None)
         option = f"--{name.replace('_', '-')}"
@@ -105,10 +103,10 @@ def _value(kind: type, optional: bool, text: str) -> Any:
     """
     if optional and text.lower() == "none":
         return None
-    if kind in (bool, tuple):
-        return (
-            {"true": True, "false": False}.get(text.lower(), text) if kind is bool else tuple(text.split(","))
-        )
+    if kind is bool:
+        return {"true": True, "false": False}.get(text.lower(), text)
+    if kind is tuple:
+        return tuple(text.split(","))
     with suppress(ValueError):
         return kind(text)
     return text
@@ -183,8 +181,10 @@ def watch_options(parser: ArgumentParser) -> None:
 
 
 def watch(chosen: Namespace) -> int:
-    """Print where a script's memory goes. It runs in this Python, which has what it imports; handlers that it
-    left to the end of the process do not run, as they might write.
+    """Print where a script's memory goes.
+
+    The script runs in this Python, which has what it imports. Handlers that it left to the end of the process
+    do not run, as they might write.
     """
     if find_spec("torch") is None:
         raise SetupError(f"{sys.executable} has no torch: use the Python that your script runs with")

@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name = words[0] if words else ""
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_, **__: print(message, file=sys.stderr)
+            warnings.showwarning = _print_warning
             code = dispatch(words)
         sys.stdout.flush()
         return code
@@ -53,8 +53,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if name in maintain.COMMANDS and not isinstance(problem, (SetupError, WrongOption)):
             raise
         said = " ".join(str(problem).split())  # torch's messages may have several lines
-        print(said if said[-1:] in (".", "?", "!") else f"{said}.", file=sys.stderr)
+        if not said.endswith((".", "?", "!")):
+            said += "."
+        print(said, file=sys.stderr)
         return 1
+
+
+def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
+    print(message, file=sys.stderr)
 
 
 def dispatch(arguments: Sequence[str]) -> int:
@@ -67,9 +73,7 @@ def dispatch(arguments: Sequence[str]) -> int:
 
 
 def parse(arguments: Sequence[str]) -> Namespace:
-    """Parse the arguments into `command` and its options. Without any, and for `help`, print the help and
-    exit.
-    """
+    """Parse the arguments into `command` and its options. For none and for `help`, print help and exit."""
     name, *rest = arguments or ["help"]
     if name == "help":
         name, *rest = [*rest, "--help"]
@@ -108,10 +112,12 @@ def listing() -> str:
     *first, last = [name for name, command in COMMANDS.items() if command.purpose]
     lines = []
     for title, commands in GROUPS.items():
-        lines += [f"{title}:", *(f"  {name:<11} {command.summary}" for name, command in commands.items()), ""]
-    return (
-        "\n".join(lines)
-        + f"\n{', '.join(first)} and {last} make the course's own environment in .venv when they first need"
-        " it; with --here they use the Python that runs them. COURSE_TORCH=cpu or cuda chooses torch's"
-        " build."
+        lines.append(f"{title}:")
+        lines += [f"  {name:<11} {command.summary}" for name, command in commands.items()]
+        lines.append("")
+    lines.append(
+        f"{', '.join(first)} and {last} make the course's own environment in .venv when they first need it;"
+        " with --here they use the Python that runs them."
+        " COURSE_TORCH=cpu or cuda chooses torch's build."
     )
+    return "\n".join(lines)

@@ -58,12 +58,13 @@ def test(chosen: Namespace) -> int:
         raise SetupError(
             "`test --lesson` needs a clone of the course's repository, because the wheel has no tests."
         )
-    environment = course_environment(SAME_ANSWERS | {"COURSE_FULL": str(int(chosen.full))})
+    environment = course_environment(SAME_ANSWERS | {"COURSE_FULL": "1" if chosen.full else "0"})
     run = [sys.executable, "-m"]
     if chosen.quick:
         subprocess.run([*run, "course_utils", "doctor", "--here"], cwd=ROOT, env=environment, check=False)
-    quick = [name for name in QUICK_TARGETS if (ROOT / name).exists()]
-    targets = quick if chosen.quick else test_targets(ROOT, chosen.others)
+        targets = [name for name in QUICK_TARGETS if (ROOT / name).exists()]
+    else:
+        targets = test_targets(ROOT, chosen.others)
     lesson = ["--lesson", chosen.lesson, *LIGHT] if chosen.lesson else []
     return hand_over([*run, "pytest", *TEST_OPTIONS, *lesson, *targets, *chosen.others], environment)
 
@@ -76,9 +77,7 @@ def test_targets(root: Path, arguments: Sequence[str]) -> list[str]:
 
 
 def lint(_: Namespace) -> int:
-    """Run formatter, linter, type checker and spelling checker over the repository; 1
-    if any of them objects.
-    """
+    """Run formatter, linter, type checker and spelling checker over the repository; 1 if any objects."""
     failed = []
     for name, command in checks(Path(sys.executable)):
         print(f"{name} …", flush=True)
@@ -91,16 +90,14 @@ def lint(_: Namespace) -> int:
 def checks(python: Path) -> list[tuple[str, list[str]]]:
     """The checks of `lint`: a name and a command line each."""
     run = [str(python), "-m"]
+    workflows = ["check_jsonschema", "-q", "--builtin-schema=vendor.github-workflows", *WORKFLOWS]
     return [
         ("ruff check", [*run, "ruff", "check", "--quiet", "."]),
         ("ruff format", [*run, "ruff", "format", "--check", "--quiet", "."]),
         ("pyrefly", [*run, "pyrefly", "check", "--python-interpreter-path", str(python)]),
         ("codespell", [*run, "codespell_lib"]),
         ("plain English", [str(python), "tests/prose.py"]),
-        (
-            "workflows",
-            [*run, "check_jsonschema", "-q", "--builtin-schema=vendor.github-workflows", *WORKFLOWS],
-        ),
+        ("workflows", [*run, *workflows]),
     ]
 
 
@@ -112,9 +109,7 @@ def build_options(parser: ArgumentParser) -> None:
 
 
 def build(chosen: Namespace) -> int:
-    """Build lessons, or compare them with their sources; 1 if a source is wrong, a cell fails or something
-    differs.
-    """
+    """Build lessons, or compare them with their sources; 1 for a wrong source, failing cell or difference."""
     from ..authoring.build import build_all
 
     return build_all(ROOT, chosen.names, only_check=chosen.check)
@@ -154,9 +149,7 @@ def record_options(parser: ArgumentParser) -> None:
 
 
 def record(chosen: Namespace) -> int:
-    """Record the course's runs on the GPU of this machine. Makes no environment: this Python needs torch
-    alone.
-    """
+    """Record the course's runs on this machine's GPU. Makes no environment: this Python needs torch alone."""
     from ..recording import recorder
 
     try:

@@ -31,9 +31,7 @@ def run(chosen: Namespace) -> int:
 
 
 def copy_course(source: Path, folder: Path) -> None:
-    """Copy a wheel's course to a new or empty folder, with none of its permissions:
-    they may forbid to write.
-    """
+    """Copy a wheel's course to a new or empty folder, without its permissions, which may forbid to write."""
     refuse_used(folder)
     try:
         for path in sorted(source.rglob("*")):

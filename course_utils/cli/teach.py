@@ -18,7 +18,8 @@ def rehearse(chosen: Namespace) -> int:
     """Run every demo, or estimate it with `--gpu`; 1 if anything differs from what the demos say."""
     from ..demos import rehearse as rehearse_demos
 
-    return 1 if rehearse_demos(gpu_name=chosen.gpu, say=print).problems else 0
+    rehearsal = rehearse_demos(gpu_name=chosen.gpu, say=print)
+    return 1 if rehearsal.problems else 0
 
 
 def folder_option(parser: ArgumentParser) -> None:
@@ -72,8 +73,12 @@ def slides_options(parser: ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("slides"), help="folder for the slides")
 
 
-release, grade, slides = map(later, ("classroom.release", "classroom.grading", "authoring.slides"))
-nbgrader, colab, links = (later("classroom.elsewhere", name) for name in ("nbgrader", "colab", "links"))
+release = later("classroom.release")
+grade = later("classroom.grading")
+slides = later("authoring.slides")
+nbgrader = later("classroom.elsewhere", "nbgrader")
+colab = later("classroom.elsewhere", "colab")
+links = later("classroom.elsewhere", "links")
 
 COMMANDS = {
     "rehearse": Command(

@@ -77,7 +77,7 @@ def one_line(error: BaseException, names: Mapping[str, Any]) -> str | None:
 
 
 def _interrupted(error: BaseException, within: list[TracebackType]) -> str:
-    """What the course was doing when it was interrupted; "" where that was not the course's code."""
+    """The words for what the course was doing when it was interrupted; "" where other code ran."""
     notes = getattr(error, "__notes__", [])
     if notes:
         return notes[0]
