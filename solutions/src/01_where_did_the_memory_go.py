@@ -50,11 +50,11 @@ def peak(tensors) -> int:
 
     ### BEGIN SOLUTION Return the largest sum of bytes that are alive at the same time.
     def alive(event):
-        return sum(
-            size
-            for _, size, born, died in tensors
-            if born <= event and (died is None or event < died)
-        )
+        total = 0
+        for _, size, born, died in tensors:
+            if born <= event and (died is None or event < died):
+                total += size
+        return total
 
     return max(alive(born) for _, _, born, _ in tensors)
     ### END SOLUTION
@@ -178,7 +178,8 @@ check.weigh(weigh)
 # %% tags=["solution"]
 for dtype in (torch.float32, torch.bfloat16):
     model = nn.Linear(1024, 1024, bias=False, dtype=dtype)
-    weight, master = model.weight, model.weight.detach().float()  # no copy if it is fp32 already
+    weight = model.weight
+    master = weight.detach().float()  # no copy if it is fp32 already
     optimizer = torch.optim.AdamW([master])
     for _ in range(2):
         model(torch.ones(1, 1024, dtype=dtype)).sum().backward()
@@ -188,13 +189,10 @@ for dtype in (torch.float32, torch.bfloat16):
         after_step = weigh(model, optimizer)
         optimizer.zero_grad()
     for moment, held in {"backward": after_backward, "step": after_step}.items():
-        parts = ", ".join(
-            f"{kind.replace('_', ' ')} {size / weight.numel():.0f}" for kind, size in held.items()
-        )
-        print(
-            f"{dtype}, after the {moment}: "
-            f"{parts}, together {sum(held.values()) / weight.numel():.2f} bytes"
-        )
+        each = {kind.replace("_", " "): size / weight.numel() for kind, size in held.items()}
+        parts = ", ".join(f"{kind} {size:.0f}" for kind, size in each.items())
+        together = sum(held.values()) / weight.numel()
+        print(f"{dtype}, after the {moment}: {parts}, together {together:.2f} bytes")
 
 # %% [markdown]
 # ## 3 · Make it fit
@@ -217,9 +215,7 @@ print(f"on a V100-32GB, a program gets {format_bytes(gpu('V100-32GB').room, 'GB'
 
 # %%
 def largest_micro_batch(card: str, global_batch: int) -> int:
-    """Return the largest micro-batch that divides global_batch and fits the card by estimate, in
-    sequences; else 0.
-    """
+    """Return the largest micro-batch that divides global_batch and fits by estimate; else 0."""
     ### BEGIN SOLUTION Return a number of sequences.
     fitting = [0]
     for micro_batch in range(1, global_batch + 1):
@@ -278,12 +274,10 @@ print(
     f"largest that fits: {largest_micro_batch('V100-32GB', 32)} of 32, "
     f"{largest_micro_batch('V100-32GB', 40)} of 40"
 )
-smallest, tight = estimate(RUN.replace(micro_batch=1, global_batch=32)).total, gpu("RTX3090-24GB")
-left = format_bytes(tight.room - smallest)
-print(
-    f"{tight.name}: "
-    f"{largest_micro_batch(tight.name, 32)} of 32 leaves {left} of what a program gets"
-)
+smallest = estimate(RUN.replace(micro_batch=1, global_batch=32)).total
+tight = gpu("RTX3090-24GB")
+fits, left = largest_micro_batch(tight.name, 32), format_bytes(tight.room - smallest)
+print(f"{tight.name}: {fits} of 32 leaves {left} of what a program gets")
 
 # %% [markdown]
 # ## 4 · Find the leak
@@ -329,9 +323,7 @@ lines(
 
 # %%
 def train(model, batches, optimizer) -> float:
-    """Take one step on the mean loss of all batches, with one batch's activations at a time; return
-    that mean.
-    """
+    """Step once on the mean loss of all batches, one batch's activations at a time; return it."""
     ### BEGIN SOLUTION Return the mean loss as a plain number.
     total = 0.0
     for inputs, targets in batches:

@@ -195,10 +195,8 @@ check.lean_adam(LeanAdam)
 # %% tags=["solution"]
 for made in (ColleaguesAdam, LeanAdam):
     tried = check.trial(made, steps=4)
-    print(
-        f"{made.__name__:15s} {tried.kept / tried.parameters:4.1f} bytes per "
-        "parameter (traced on the CPU)"
-    )
+    each = tried.kept / tried.parameters
+    print(f"{made.__name__:15s} {each:4.1f} bytes per parameter (traced on the CPU)")
 
 # %% [markdown]
 # ## 3 · A row and a column
@@ -231,21 +229,19 @@ class Factored(torch.optim.Optimizer):
         ### BEGIN SOLUTION Update the parameters; keep a row and a column per matrix.
         for group in self.param_groups:
             for p in (p for p in group["params"] if p.grad is not None):
-                state, squares = self.state[p], p.grad.square() + 1e-30
+                state = self.state[p]
+                squares = p.grad.square() + 1e-30
                 new = {"v": squares}
                 if p.ndim == 2:
-                    new = {
-                        "row": squares.mean(1, keepdim=True),
-                        "column": squares.mean(0, keepdim=True),
-                    }
+                    row, column = squares.mean(1, keepdim=True), squares.mean(0, keepdim=True)
+                    new = {"row": row, "column": column}
                 state["t"] = state.get("t", 0) + 1
                 for name, mean in new.items():
                     state.setdefault(name, torch.zeros_like(mean)).lerp_(mean, state["t"] ** -0.8)
-                v = (
-                    state["row"] / state["row"].mean() * state["column"]
-                    if p.ndim == 2
-                    else state["v"]
-                )
+                if p.ndim == 2:
+                    v = state["row"] / state["row"].mean() * state["column"]
+                else:
+                    v = state["v"]
                 p.sub_(p.grad / v.sqrt(), alpha=group["lr"])
         ### END SOLUTION
 
@@ -363,10 +359,8 @@ for dtype in (torch.float32, torch.bfloat16):
     v = torch.ones((), dtype=dtype)
     for _ in range(1000):
         v.mul_(0.999).add_(torch.tensor(0.25, dtype=dtype), alpha=0.001)
-    print(
-        f"{str(dtype).removeprefix('torch.'):9s} v after 1,000 steps: "
-        f"{v.item():.2f}, on its way from 1 to 0.25"
-    )
+    name = str(dtype).removeprefix("torch.")
+    print(f"{name:9s} v after 1,000 steps: {v.item():.2f}, on its way from 1 to 0.25")
 
 
 # %% tags=["solution"]

@@ -37,9 +37,7 @@ from course_utils.lessons.precision import checks as check
 
 # %%
 def limits(e: int, m: int) -> tuple[float, float, float]:
-    """Return epsilon, the largest finite and the smallest normal number of a format with e and m
-    bits.
-    """
+    """Return epsilon, largest finite and smallest normal number of a format with e and m bits."""
     ### BEGIN SOLUTION Return three numbers: epsilon, largest, smallest normal.
     bias = 2 ** (e - 1) - 1
     epsilon = 2.0**-m
@@ -144,10 +142,9 @@ print("bf16 holds every one of them exactly:", torch.equal(weight, weight.bfloat
 
 # %%
 masters = torch.tensor([1.1, -1.1, 0.7])
-for master, rounded in zip(
-    masters.view(torch.int32), masters.bfloat16().float().view(torch.int32), strict=True
-):
-    for bits in (master, rounded):
+rounded = masters.bfloat16().float()
+for pair in zip(masters.view(torch.int32), rounded.view(torch.int32), strict=True):
+    for bits in pair:
         text = f"{bits.item() & 0xFFFFFFFF:032b}"
         print(text[:16], text[16:])
 
@@ -172,9 +169,7 @@ for master, rounded in zip(
 
 # %%
 def exact_step(weights: list[torch.Tensor], rests: list[torch.Tensor], update) -> None:
-    """Update fp32 masters, stored as bf16 weights and int16 rests, one after
-    the other, in place.
-    """
+    """Update fp32 masters, kept as bf16 weights and int16 rests, one after the other, in place."""
     ### BEGIN SOLUTION Change weights and rests in place; return nothing.
     for weight, rest in zip(weights, rests, strict=True):
         upper = weight.detach().view(torch.int16)  # the weight's own memory
@@ -226,12 +221,10 @@ for _ in range(1000):
         weight.grad = torch.full_like(weight, -0.1)
         master.sub_(weight.grad, alpha=1e-3)
     exact_step(weights, rests, lambda master, gradient: master.sub_(gradient, alpha=1e-3))
-joined = (weights[0].detach().view(torch.int16).int() << 16 | rests[0].int() & 0xFFFF).view(
-    torch.float32
-)
-split, whole = (
-    sum(tensor.nbytes for tensor in tensors) for tensors in (weights + rests, weights + masters)
-)
+bits = weights[0].detach().view(torch.int16).int() << 16 | rests[0].int() & 0xFFFF
+joined = bits.view(torch.float32)
+split = sum(tensor.nbytes for tensor in weights + rests)
+whole = sum(tensor.nbytes for tensor in weights + masters)
 print(f"weights and rests {split:,} bytes, weights and masters {whole:,}")
 print(
     "after 1,000 steps of 0.0001: "

@@ -46,10 +46,8 @@ class Tricky(nn.Module):
         self.register_buffer("mask", torch.ones(16, 16, dtype=torch.bool).tril(), persistent=False)
 
 
-print(
-    f"{sum(tensor.numel() for tensor in Tricky().state_dict().values()):,} "
-    "numbers in the state dict"
-)
+stored = sum(tensor.numel() for tensor in Tricky().state_dict().values())
+print(f"{stored:,} numbers in the state dict")
 
 # %% [markdown]
 # Make a network without allocating any of it, and count it. `count(build)` gets a function without arguments that makes
@@ -64,18 +62,14 @@ print(
 
 # %%
 def count(build) -> dict[str, int]:
-    """Return numbers trained and frozen, and bytes, of the network that `build()` makes, without
-    allocating it.
-    """
+    """Return trained and frozen numbers and bytes of `build()`'s network, without allocating it."""
     ### BEGIN SOLUTION Return a dictionary with the three keys.
     with torch.device("meta"):
         network = build()
     numbers = {True: 0, False: 0}
     for parameter in network.parameters():
         numbers[parameter.requires_grad] += parameter.numel()
-    size = sum(
-        tensor.nbytes for tensors in (network.parameters(), network.buffers()) for tensor in tensors
-    )
+    size = sum(tensor.nbytes for tensor in (*network.parameters(), *network.buffers()))
     return {"trained": numbers[True], "frozen": numbers[False], "bytes": size}
     ### END SOLUTION
 
@@ -109,12 +103,14 @@ check.count(count)
 # numbers are three bills. Trained parameters cost gradients and states, frozen ones only themselves. Buffers are on the
 # card though no optimizer knows of them.
 
+
 # %% tags=["solution"]
+def gpt_3():
+    return nn.ModuleList(nn.TransformerEncoderLayer(12_288, 96, 49_152) for _ in range(96))
+
+
 print(count(Tricky))
-print(
-    "GPT-3's shape:",
-    count(lambda: nn.ModuleList(nn.TransformerEncoderLayer(12_288, 96, 49_152) for _ in range(96))),
-)
+print("GPT-3's shape:", count(gpt_3))
 
 # %% [markdown]
 # ## 2 · Build the block
@@ -210,13 +206,10 @@ check.block(Block)
 llama = PRESETS["llama3-8b"]
 h, k, f = llama.hidden, llama.kv, llama.ffn
 with torch.device("meta"):
-    counted = sum(
-        parameter.numel() for parameter in Block(h, llama.heads, llama.kv_heads, f).parameters()
-    )
-print(
-    "a block of Llama-3 8B: "
-    f"{counted:,}, by the closed form {2 * h * h + 2 * h * k + 3 * f * h + 2 * h:,}"
-)
+    block = Block(h, llama.heads, llama.kv_heads, f)
+counted = sum(parameter.numel() for parameter in block.parameters())
+closed = 2 * h * h + 2 * h * k + 3 * f * h + 2 * h
+print(f"a block of Llama-3 8B: {counted:,}, by the closed form {closed:,}")
 
 # %% [markdown]
 # ## 3 · Experts
@@ -270,7 +263,8 @@ class Experts(Wasteful):
         ### BEGIN SOLUTION Return a tensor of the shape of x.
         tokens = x.flatten(0, -2)
         top, where = self.router(tokens).topk(self.chosen, dim=-1)
-        shares, y = top.softmax(dim=-1), torch.zeros_like(tokens)
+        shares = top.softmax(dim=-1)
+        y = torch.zeros_like(tokens)
         for number, expert in enumerate(self.experts):
             rows, places = (where == number).nonzero(as_tuple=True)
             if len(rows):
@@ -342,9 +336,7 @@ print(len(shapes), "tensors:", sorted(set(shapes)))
 
 # %%
 def read_shapes(shapes) -> dict:
-    """Return hidden, layers, vocab, ffn, kv and tied of the Llama whose
-    tensors have these shapes.
-    """
+    """Return hidden, layers, vocab, ffn, kv and tied of the Llama with tensors of these shapes."""
     ### BEGIN SOLUTION Return a dictionary with the six keys.
     hidden = next(shape[0] for shape in shapes if len(shape) == 1)
     layers = (sum(len(shape) == 1 for shape in shapes) - 1) // 2

@@ -90,10 +90,8 @@ n = 4096
 by_hand = saved_by(check.EXPRESSIONS["x * sigmoid(x)"], (n,), (n,), dtype="bf16")
 built_in = saved_by(nn.SiLU(), (n,), dtype="bf16")
 for name, kept in {"by hand": by_hand, "built in": built_in}.items():
-    print(
-        f"SiLU {name} keeps {sum(item.bytes for item in kept):,} bytes (autograd was asked, "
-        "on the CPU)"
-    )
+    total = sum(item.bytes for item in kept)
+    print(f"SiLU {name} keeps {total:,} bytes (autograd was asked, on the CPU)")
 
 # %% [markdown]
 # ## 2 · Which module keeps it?
@@ -114,6 +112,7 @@ for name, kept in {"by hand": by_hand, "built in": built_in}.items():
 
 # %%
 from contextlib import contextmanager
+from functools import partial
 
 
 @contextmanager
@@ -121,11 +120,14 @@ def names_running(model):
     """Yield a list with the names of the modules whose forward is running, the innermost last."""
     running, handles = [], []
 
+    def enter(name, *_):
+        running.append(name)
+
     def leave(*_):
         running.pop()
 
     for name, module in model.named_modules():
-        handles.append(module.register_forward_pre_hook(lambda *_, name=name: running.append(name)))
+        handles.append(module.register_forward_pre_hook(partial(enter, name)))
         handles.append(module.register_forward_hook(leave))
     try:
         yield running
@@ -218,7 +220,8 @@ for name, size in sorted(sizes.items(), key=lambda pair: -pair[1]):
 from inspect import getsource
 
 print(getsource(check.Wasteful))
-h, ffn, x = 64, 256, torch.randn(100, 64)
+h, ffn = 64, 256
+x = torch.randn(100, 64)
 block = check.Wasteful(h, ffn)
 kept = forward_backward(block, [x], block.parameters()).kept  # for 100 tokens, 4 bytes per number
 print(
@@ -304,7 +307,8 @@ for name, forward in {"block(x)": block, "lean(block, x)": lambda x: lean(block,
 # instead.
 
 # %%
-logits, targets = torch.randn(64, 4096).bfloat16(), torch.randint(4096, (64,))
+logits = torch.randn(64, 4096).bfloat16()
+targets = torch.randint(4096, (64,))
 
 
 def per_logit(loss):
@@ -319,9 +323,7 @@ print(per_logit(lambda logits, targets: F.cross_entropy(logits.float(), targets)
 
 # %%
 class LeanLoss(torch.autograd.Function):
-    """The mean cross-entropy in fp32 of bf16 logits, keeping two bytes per logit and a few numbers
-    per token.
-    """
+    """Mean fp32 cross-entropy of bf16 logits; keeps 2 bytes per logit, a few numbers per token."""
 
     @staticmethod
     def forward(ctx, logits, targets):
@@ -337,12 +339,8 @@ class LeanLoss(torch.autograd.Function):
     def backward(ctx, dloss):
         ### BEGIN SOLUTION Return the gradient of the logits, and None for the targets.
         logits, targets, sums, weight = ctx.saved_tensors
-        p = (
-            logits.float()
-            .sub_(sums)
-            .exp_()
-            .scatter_add_(-1, targets.clamp(min=0)[:, None], -torch.ones_like(sums))
-        )
+        p = logits.float().sub_(sums).exp_()
+        p.scatter_add_(-1, targets.clamp(min=0)[:, None], -torch.ones_like(sums))
         return p.mul_(dloss * weight[:, None]).to(logits.dtype), None
         ### END SOLUTION
 

@@ -53,7 +53,8 @@ aten = torch.ops.aten
 # A checkpoint around GELU alone looks like the solution. Look at the bytes first.
 
 # %%
-x, up, down = torch.randn(1024, 256), nn.Linear(256, 1024), nn.Linear(1024, 256)
+x = torch.randn(1024, 256)
+up, down = nn.Linear(256, 1024), nn.Linear(1024, 256)
 ways = {
     "everything kept": lambda x: down(F.gelu(up(x))),
     "GELU runs again": lambda x: down(checkpoint(F.gelu, up(x), use_reentrant=False)),
@@ -197,9 +198,7 @@ checkpoint(block, torch.randn(32, 64), use_reentrant=False, context_fn=contexts)
 
 # %%
 def worth(least: float):
-    """A policy that keeps products of at least `least` FLOPs per byte of their result, and nothing
-    else.
-    """
+    """A policy that keeps only products of at least `least` FLOPs per byte of their result."""
 
     ### BEGIN SOLUTION Return a function policy(ctx, op, *args, **named).
     def policy(ctx, op, *args, **named):
@@ -281,9 +280,11 @@ def states_of(x: torch.Tensor):
     of now.
     """
     ### BEGIN SOLUTION Return a function; or solve it all in the next cell.
-    kind, gpus = x.device.type, [x.device] if x.is_cuda else []
+    kind = x.device.type
+    gpus = [x.device] if x.is_cuda else []
     dtype, enabled = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
-    on_cpu, on_gpus = torch.get_rng_state(), [torch.cuda.get_rng_state(gpu) for gpu in gpus]
+    on_cpu = torch.get_rng_state()
+    on_gpus = [torch.cuda.get_rng_state(gpu) for gpu in gpus]
 
     @contextmanager
     def as_they_were():
@@ -301,14 +302,17 @@ def states_of(x: torch.Tensor):
 def own_checkpoint(function, *inputs):
     """Return function(*inputs), keeping only the inputs for backward, which runs it again."""
     ### BEGIN SOLUTION Return what function returns, so that backward runs it again.
-    as_they_were, places, again = states_of(inputs[0]), count(), {}
+    as_they_were = states_of(inputs[0])
+    places, again = count(), {}
 
     def unpack(place):
         if place not in again:
             made = []
-            noting = saved_tensors_hooks(
-                lambda tensor: made.append(tensor.detach()), lambda _: None
-            )
+
+            def note(tensor):
+                made.append(tensor.detach())
+
+            noting = saved_tensors_hooks(note, lambda _: None)
             with as_they_were(), torch.enable_grad(), noting:
                 function(*inputs)
             again.update(enumerate(made))

@@ -41,9 +41,8 @@ from course_utils.lessons.shared.language_model import batches, language_model
 # %%
 logits, padding = torch.zeros(8, 5), torch.full((8,), -100)
 for reduction in ("mean", "sum"):
-    print(
-        f"{reduction} over no token: {cross_entropy(logits, padding, reduction=reduction).item()}"
-    )
+    loss = cross_entropy(logits, padding, reduction=reduction)
+    print(f"{reduction} over no token: {loss.item()}")
 
 # %% [markdown]
 # Write one pass over `loader` that takes one optimizer step for every k micro-batches.
@@ -62,11 +61,10 @@ for reduction in ("mean", "sum"):
 
 # %%
 def train_pass(model, optimizer, loader, k: int) -> list[float]:
-    """Step once for every k micro-batches of a stream, on the mean over all their tokens; return
-    these means.
-    """
+    """Step once per k micro-batches of a stream, on all their tokens' mean; return these means."""
     ### BEGIN SOLUTION Return a list with one number for each step.
-    stream, losses, size = iter(loader), [], k
+    stream = iter(loader)
+    losses, size = [], k
     while size:
         total = count = size = 0
         for tokens, targets in islice(stream, k):
@@ -129,10 +127,9 @@ in_16_bits = torch.zeros(10_000).bfloat16()
 for gradient in each:
     in_16_bits += gradient
 exact = each.double().sum(0)
-off = {"bf16": in_16_bits, "fp32": each.float().sum(0)}
-print(
-    {name: f"{((one - exact).norm() / exact.norm()).item():.2%} off" for name, one in off.items()}
-)
+sums = {"bf16": in_16_bits, "fp32": each.float().sum(0)}
+off = {name: ((one - exact).norm() / exact.norm()).item() for name, one in sums.items()}
+print({name: f"{share:.2%} off" for name, share in off.items()})
 
 # %% [markdown]
 # Write a function that makes backward add up gradients in fp32: in the `.grad` of the fp32 [master
@@ -155,9 +152,7 @@ print(
 
 # %%
 def add_up_in_fp32(weights: list[torch.Tensor], masters: list[torch.Tensor]) -> list:
-    """Make backward add gradients to the fp32 `masters` from now on; return the handles of the
-    hooks.
-    """
+    """Make backward add gradients to the fp32 `masters` from now on; return the hooks' handles."""
 
     ### BEGIN SOLUTION Return a list of handles.
     pairs = [pair for pair in zip(weights, masters, strict=True) if pair[0].requires_grad]
@@ -221,13 +216,17 @@ with on_gpu():
         torch.cuda.reset_peak_memory_stats()
         for x in torch.randn(2, 8, 2048, device="cuda", dtype=torch.bfloat16):
             torch.nn.Sequential(*layers)(x).sum().backward()
-            for weight, master in zip(weights, masters, strict=True) if not hooked else ():
-                master.grad = (
-                    weight.grad.float() if master.grad is None else master.grad + weight.grad
-                )
+            if hooked:
+                continue
+            for weight, master in zip(weights, masters, strict=True):
+                if master.grad is None:
+                    master.grad = weight.grad.float()
+                else:
+                    master.grad = master.grad + weight.grad
                 weight.grad = None
         peak = (torch.cuda.max_memory_allocated() - before) / 1e6
-        print(f"{'in hooks' if hooked else 'after backward':15} {peak:.0f} MB more at the peak")
+        where = "in hooks" if hooked else "after backward"
+        print(f"{where:15} {peak:.0f} MB more at the peak")
 
 # %% [markdown]
 # ## 3 · The noise scale for nothing
@@ -258,7 +257,8 @@ with on_gpu():
 def measure_noise(model, parts) -> tuple[float, float]:
     """Return |G|² and tr(Σ) from micro-batches, and leave their mean gradient in `.grad`."""
     ### BEGIN SOLUTION Return two numbers.
-    k, b, squares = len(parts), len(parts[0][0]), []
+    k, b = len(parts), len(parts[0][0])
+    squares = []
 
     def look(gradient):
         squares.append(gradient.square().sum())
@@ -326,9 +326,7 @@ print(f"random weights, 20 × 8 micro-batches of 4: noise scale near {noise / si
 
 # %%
 def rate_at(step: int, warm: int, rate: float, k: int, optimizer: str) -> float:
-    """Return the learning rate at `step`, for a batch k times as large as the one that learns with
-    `rate`.
-    """
+    """Return the rate at `step` for a batch k times as large as the one that learns with `rate`."""
     ### BEGIN SOLUTION Return the rate of this step.
     peak = rate * (k if optimizer == "sgd" else sqrt(k))
     return peak if step >= warm else rate + (peak - rate) * step / warm

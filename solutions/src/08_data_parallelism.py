@@ -46,9 +46,7 @@ from course_utils.lessons.data_parallelism import checks as check
 
 # %%
 def traffic(D: int, S: int) -> dict[str, float]:
-    """Return the bytes through the server, and the bytes that one rank sends in the naive way and
-    in a ring.
-    """
+    """Return the bytes through the server, and those that a rank sends naively and in a ring."""
     ### BEGIN SOLUTION Return a dictionary with the keys server, naive and ring.
     return {"server": 2 * D * S, "naive": (D - 1) * S, "ring": 2 * (D - 1) * S / D}
     ### END SOLUTION
@@ -84,9 +82,8 @@ check.traffic(traffic)
 # %% tags=["solution"]
 for D in (2, 8, 64):
     found = traffic(D, 6_000_000_000)
-    print(
-        f"{D:2d} ranks:", {way: format_bytes(round(size), "GB", 1) for way, size in found.items()}
-    )
+    sent = {way: format_bytes(round(size), "GB", 1) for way, size in found.items()}
+    print(f"{D:2d} ranks:", sent)
 
 # %% [markdown]
 # ## 2 · Write the ring
@@ -110,9 +107,7 @@ for D in (2, 8, 64):
 
 # %%
 def ring(parts, rank, ranks, send, receive):
-    """Return the parts, each added up over all ranks, by sending to the right and receiving from
-    the left.
-    """
+    """Return the parts, each added up over all ranks; send to the right, receive from the left."""
     ### BEGIN SOLUTION Return the list of parts.
     right, left = (rank + 1) % ranks, (rank - 1) % ranks
     for step in range(ranks - 1):
@@ -263,9 +258,7 @@ for count, found in check.on_real_ranks(drifting_step).items():
 
 # %%
 def mended_step(model, optimizer, micro_batches):
-    """Take one optimizer step of a DistributedDataParallel model over micro-batches (inputs,
-    targets).
-    """
+    """Take one optimizer step of a DDP model over micro-batches (inputs, targets)."""
     ### BEGIN SOLUTION Train on all micro-batches, then step once.
     for index, (inputs, targets) in enumerate(micro_batches):
         last = index == len(micro_batches) - 1
@@ -320,10 +313,12 @@ check.mended_step(mended_step)
 
 # %%
 def careless_training(body, data, epochs, batch):
-    """Return the model, trained on `data`, and the loss of each epoch. Something is wrong here,
-    more than once.
+    """Return the model, trained on `data`, and the loss of each epoch.
+
+    Something is wrong here, more than once.
     """
-    model, losses = DistributedDataParallel(body), []
+    losses = []
+    model = DistributedDataParallel(body)
     model.module.append(nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = DataLoader(data, batch, shuffle=True)
@@ -363,13 +358,12 @@ for rank, losses in enumerate(found["losses"]):
 
 # %%
 def fixed_training(body, data, epochs, batch):
-    """Return the model in DDP, trained on every rank's part of `data`, and the mean loss of each
-    epoch.
-    """
+    """Return the DDP model, trained on all ranks' parts of `data`, and each epoch's mean loss."""
     ### BEGIN SOLUTION Return the model and a list of losses.
     model = DistributedDataParallel(body.append(nn.Linear(8, 1)))  # now DDP knows the head, too
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    sampler, losses = DistributedSampler(data), []
+    sampler = DistributedSampler(data)
+    losses = []
     for epoch in range(epochs):
         sampler.set_epoch(epoch)
         total = torch.zeros(1)

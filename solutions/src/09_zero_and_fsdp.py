@@ -144,7 +144,8 @@ class Zero1Adam:
         dist.reduce_scatter_tensor(self.own.grad, gradients)
         self.own.grad /= dist.get_world_size()
         self.adam.step()
-        dist.all_gather_into_tensor(whole := torch.empty_like(gradients), self.own)
+        whole = torch.empty_like(gradients)
+        dist.all_gather_into_tensor(whole, self.own)
         vector_to_parameters(whole, self.parameters)
         ### END SOLUTION
 
@@ -206,9 +207,7 @@ check.zero_1_adam(Zero1Adam)
 def checkpoint(
     model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> dict[str, dict[str, torch.Tensor]]:
-    """Return whole weights and their optimizer states on rank 0, and an empty
-    dictionary elsewhere.
-    """
+    """Return whole weights and their optimizer states on rank 0, an empty dictionary elsewhere."""
     ### BEGIN SOLUTION Return a dictionary of dictionaries.
     kept = {}
     for name, weight in model.named_parameters():
@@ -286,9 +285,7 @@ print(f"16Ψ/D = {format_bytes(2 * N, 'MB', 1)}; a step's simulated peak {peak}"
 
 # %%
 def shard_to_fit(model: nn.Module, most: int, policy) -> torch.optim.Optimizer:
-    """Shard the model so that no unit with parts gathers more than `most` numbers; return its
-    AdamW.
-    """
+    """Shard the model so that no unit with parts gathers over `most` numbers; return its AdamW."""
 
     ### BEGIN SOLUTION Shard the model, and return its optimizer.
     def shard(module):

@@ -58,9 +58,7 @@ print({batch: format_bytes(size, "MB", 1) for batch, size in check.planted_repor
 
 # %%
 def peaks(make, draw, batches: list[int]) -> dict[int, int]:
-    """Peak bytes for each batch size, each in a training of its own: a new
-    model, AdamW, two steps.
-    """
+    """Peak bytes for each batch size, each in its own training: a new model, AdamW, two steps."""
     ### BEGIN SOLUTION Return a dictionary from batch to bytes.
     found = {}
     for batch in batches:
@@ -131,9 +129,7 @@ print({batch: format_bytes(size, "MB", 0) for batch, size in found.items()})
 
 # %%
 def fragmented(capacity: int) -> list[tuple[int, str]]:
-    """Return events. The last one, a request, fails on a GPU of `capacity` bytes with more than
-    half free.
-    """
+    """Events; the last one, a request, fails on a GPU of `capacity` bytes with over half free."""
     ### BEGIN SOLUTION Return a list of (bytes, name) pairs.
     size, count = 4 * MiB, capacity // (4 * MiB)
     made = [(size, f"t{index}") for index in range(count)]
@@ -173,9 +169,8 @@ check.fragmented(fragmented)
 # %% tags=["solution"]
 broken = replay(fragmented(80 * MiB), 80 * MiB)
 share = 100 * broken.failure.free_share
-segments_figure(
-    broken, title=f"{share:.0f} % of the GPU is free, and no hole is larger than 16 MiB"
-)
+title = f"{share:.0f} % of the GPU is free, and no hole is larger than 16 MiB"
+segments_figure(broken, title=title)
 
 # %% [markdown]
 # ## 3 · Cure it by order
@@ -219,9 +214,7 @@ with on_gpu("680 MiB"):
 # %%
 @torch.no_grad()
 def embed(model: nn.Sequential, documents: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return each document's features in the order of `documents`, made in an order that fits the
-    card.
-    """
+    """Each document's features in the order of `documents`, made in an order that fits the card."""
     ### BEGIN SOLUTION Return a list of tensors.
     features = [None] * len(documents)
     for at in sorted(range(len(documents)), key=lambda at: len(documents[at]), reverse=True):
@@ -266,9 +259,8 @@ check.embed(embed)
 with on_gpu("680 MiB"):
     torch.cuda.empty_cache()
     features = embed(model, documents)
-    print(
-        f"{len(features)} tensors; {format_bytes(torch.cuda.memory_reserved(), 'MiB', 0)} reserved"
-    )
+    reserved = format_bytes(torch.cuda.memory_reserved(), "MiB", 0)
+    print(f"{len(features)} tensors; {reserved} reserved")
 
 # %% [markdown]
 # ## 4 · Find the leak
@@ -364,12 +356,8 @@ class Memory:
 
     @property
     def allocated(self):
-        return sum(
-            block.size
-            for segment in self.small + self.large
-            for block in segment
-            if block.name is not None
-        )
+        blocks = [block for segment in self.small + self.large for block in segment]
+        return sum(block.size for block in blocks if block.name is not None)
 
 
 # %% [markdown]
@@ -396,24 +384,20 @@ class HalfAnAllocator(Memory):
         size = -(-size // 512) * 512
         small = size <= MiB
         pool = self.small if small else self.large
-        free = [
-            (block, segment)
-            for segment in pool
-            for block in segment
-            if block.name is None and block.size >= size
-        ]
+        pairs = [(block, segment) for segment in pool for block in segment]
+        free = [pair for pair in pairs if pair[0].name is None and pair[0].size >= size]
         if not free:
-            taken = (
-                2 * MiB
-                if small
-                else 20 * MiB
-                if size < 10 * MiB
-                else -(-size // (2 * MiB)) * 2 * MiB
-            )
+            if small:
+                taken = 2 * MiB
+            elif size < 10 * MiB:
+                taken = 20 * MiB
+            else:
+                taken = -(-size // (2 * MiB)) * 2 * MiB
             pool.append([Block(taken)])
             free = [(pool[-1][0], pool[-1])]
         block, segment = min(free, key=lambda pair: pair[0].size)
-        block.name, rest = name, block.size - size
+        block.name = name
+        rest = block.size - size
         if rest > (0 if small else MiB):
             block.size = size
             segment.insert(segment.index(block) + 1, Block(rest))
@@ -477,9 +461,13 @@ check.allocator(Allocator)
 # holes. PyTorch's own code adds a capacity, streams and settings.
 
 # %% tags=["solution"]
-events, memory = check.random_requests(seed=3), Allocator()
+events = check.random_requests(seed=3)
+memory = Allocator()
 for size, name in events:
-    memory.allocate(name, size) if size > 0 else memory.free(name)
+    if size > 0:
+        memory.allocate(name, size)
+    else:
+        memory.free(name)
 theirs = replay(events)
 print(
     f"after {len(events):,} events: {memory.allocated:,} bytes allocated, "

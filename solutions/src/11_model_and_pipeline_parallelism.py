@@ -373,19 +373,16 @@ check.parallel_mlp(parallel_mlp)
 
 # %% tags=["solution"]
 with on_gpu():
-    h, x = 1024, torch.randn(4096, 1024, device="cuda", requires_grad=True)
+    h = 1024
+    x = torch.randn(4096, h, device="cuda", requires_grad=True)
     F.linear(x[:1], x[:1])  # the first product allocates cuBLAS's workspace
     for t in (1, 2, 4, 8):
-        up, down = (
-            torch.randn(shape, device="cuda", requires_grad=True)
-            for shape in ((4 * h // t, h), (h, 4 * h // t))
-        )
+        up = torch.randn(4 * h // t, h, device="cuda", requires_grad=True)
+        down = torch.randn(h, 4 * h // t, device="cuda", requires_grad=True)
         biases = torch.randn(4 * h // t, device="cuda"), torch.randn(h, device="cuda")
         before = torch.cuda.memory_allocated()
         y = parallel_mlp(x, up, biases[0], down, biases[1], lambda tensor: None)
         kept = torch.cuda.memory_allocated() - before - y.nbytes
-        print(
-            f"t = {t}: {kept / 1e6:6.1f} MB kept between x and y, "
-            f"{2 * 4096 * 4 * h * 4 / t / 1e6:.1f} expected"
-        )
+        expected = 2 * 4096 * 4 * h * 4 / t / 1e6
+        print(f"t = {t}: {kept / 1e6:6.1f} MB kept between x and y, {expected:.1f} expected")
         del y

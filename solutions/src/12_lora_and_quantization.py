@@ -38,7 +38,8 @@ from course_utils.lessons.lora import checks as check
 class Adapter(nn.Module):
     def __init__(self, base: nn.Linear, r: int, alpha: float, dropout: float = 0.0):
         super().__init__()
-        self.base, self.scale, self.merged = base.requires_grad_(False), alpha / r, False
+        self.base = base.requires_grad_(False)
+        self.scale, self.merged = alpha / r, False
         self.A = nn.Parameter(torch.randn(r, base.in_features) / base.in_features**0.5)
         self.B = nn.Parameter(torch.zeros(base.out_features, r))
         self.dropout = nn.Dropout(dropout)
@@ -124,7 +125,8 @@ check.lora_linear(LoraLinear)
 # %% tags=["solution"]
 layer = LoraLinear(nn.Linear(512, 512), r=8, alpha=16)
 nn.init.normal_(layer.B)
-x, old = torch.randn(4, 512), layer.base.weight.clone()
+x = torch.randn(4, 512)
+old = layer.base.weight.clone()
 apart = layer(x)
 layer.merge()
 print(f"merged: {(layer(x) - apart).abs().max():.3f} away from the two paths")
@@ -155,12 +157,8 @@ print(f"to save: {sum(weight.nbytes for weight in adapter.values()):,} bytes, W 
 # %%
 codes = torch.tensor([3, -5], dtype=torch.int8)
 print("the lower four bits:", (codes & 15).tolist(), "and 16 times as much:", (codes * 16).tolist())
-print(
-    "the same bytes, unsigned:",
-    codes.view(torch.uint8).tolist(),
-    "shifted by four:",
-    (codes >> 4).tolist(),
-)
+unsigned, shifted = codes.view(torch.uint8).tolist(), (codes >> 4).tolist()
+print("the same bytes, unsigned:", unsigned, "shifted by four:", shifted)
 print("padded:", F.pad(codes, (0, 2)).tolist())
 
 
@@ -239,10 +237,8 @@ for block in (8, 64, 1024):
 # %%
 stored = check.FourBits(torch.randn(256, 512))  # a matrix in NF4; unpack() returns it in fp32
 y = torch.randn(8, 512, requires_grad=True) @ stored.unpack().T
-print(
-    f"kept, on the CPU: {y.grad_fn._saved_mat2.nbytes:,} bytes; in four bits: "
-    f"{256 * 512 // 2:,} plus the scales"
-)
+kept, packed = y.grad_fn._saved_mat2.nbytes, 256 * 512 // 2
+print(f"kept, on the CPU: {kept:,} bytes; in four bits: {packed:,} plus the scales")
 
 # %% [markdown]
 # `checkpoint` avoids that, but it keeps x. (The lesson's measurement did not show that, because x existed before.)
@@ -319,13 +315,15 @@ with on_gpu():
     packed = Packed(torch.randn(4096, 4096, device="cuda"), 64)
     x = torch.randn(512, 4096, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     F.linear(x[:1], x[:1])  # the first product allocates cuBLAS's workspace
-    plain = lambda x: F.linear(x, packed.unpack().to(x.dtype))  # noqa: E731
+
+    def plain(x):
+        return F.linear(x, packed.unpack().to(x.dtype))
+
     for name, run in (("plain", plain), ("product", lambda x: product(x, packed, None))):
         before = torch.cuda.memory_allocated()
         y = run(x)
-        print(
-            f"{name:8s} keeps {(torch.cuda.memory_allocated() - before - y.nbytes) / 1e6:.1f} MB for backward"
-        )
+        kept = torch.cuda.memory_allocated() - before - y.nbytes
+        print(f"{name:8s} keeps {kept / 1e6:.1f} MB for backward")
         del y
 
 # %% [markdown]

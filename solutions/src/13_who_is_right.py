@@ -53,11 +53,10 @@ from course_utils.lessons.calculators import checks as check
 
 # %%
 def referee(make_model, make_batch) -> dict[str, int]:
-    """Bytes that a training needs on the GPU at four moments of a step that
-    is like all later ones.
-    """
+    """Bytes that a training needs on the GPU at four moments of a step like all later ones."""
     ### BEGIN SOLUTION Return a dictionary with the keys begin, forward, backward and peak.
-    before, found = torch.cuda.memory_allocated(), {}
+    before = torch.cuda.memory_allocated()
+    found = {}
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(2):  # the first step makes Adam's states
@@ -108,28 +107,24 @@ check.referee(referee)
 
 
 # %% tags=["solution"]
-def batch_of(tokens, width):
-    return lambda: (
-        torch.randn(tokens, width, device="cuda"),
-        torch.randint(width, (tokens,), device="cuda"),
-    )
+from functools import partial
+
+
+def batch(tokens, width):
+    inputs = torch.randn(tokens, width, device="cuda")
+    return inputs, torch.randint(width, (tokens,), device="cuda")
 
 
 with on_gpu():
     # makes cuBLAS's workspaces, which stay
     nn.Linear(1, 1, device="cuda")(torch.ones(1, 1, device="cuda")).backward()
     for width, tokens in ((2048, 8), (2048, 8192)):
-        found = referee(
-            lambda width=width: nn.Linear(width, width, device="cuda"), batch_of(tokens, width)
-        )
-        print(
-            f"{tokens:5,} tokens, 16 bytes per parameter: "
-            f"{format_bytes(16 * (width + 1) * width, 'MB')}"
-        )
-        print(
-            "             "
-            + ", ".join(f"{moment} {format_bytes(size, 'MB')}" for moment, size in found.items())
-        )
+        layer = partial(nn.Linear, width, width, device="cuda")
+        found = referee(layer, partial(batch, tokens, width))
+        states = format_bytes(16 * (width + 1) * width, "MB")
+        print(f"{tokens:5,} tokens, 16 bytes per parameter: {states}")
+        shown = [f"{moment} {format_bytes(size, 'MB')}" for moment, size in found.items()]
+        print("             " + ", ".join(shown))
 
 # %% [markdown]
 # ## 2 · Find where it breaks
@@ -159,25 +154,17 @@ def mlp(layers=6, width=512, tokens=2048):
 def look(make):
     """Print what each of the three rules says about a model."""
     with on_gpu():
-        step, double = check.second_step(make, "model"), check.second_step(make, "model", times=2)
+        step = check.second_step(make, "model")
+        double = check.second_step(make, "model", times=2)
+    times, kept = double.peak / step.peak, step.kept / step.inputs
+    share = step.gradients / step.kept
+    print(f"batch: doubling it takes {times:.2f} times the memory (broken: at most 1.2)")
+    print(f"layers: forward keeps {kept:.2f} bytes per byte that they read (broken: at most 0.5)")
     print(
-        "batch: "
-        f"doubling it takes {double.peak / step.peak:.2f} times the memory (broken: at most 1.2)"
+        f"gradients: the peak is {step.above:.2f} times their bytes above the end of forward "
+        "(broken: below 0.5)"
     )
-    print(
-        "layers: "
-        f"forward keeps {step.kept / step.inputs:.2f} bytes per byte that they read (broken: "
-        "at most 0.5)"
-    )
-    print(
-        "gradients: "
-        f"the peak is {step.above:.2f} times their bytes above the end of forward (broken: "
-        "below 0.5)"
-    )
-    print(
-        f"           they are {step.gradients / step.kept:.2f} of what forward keeps (needed: "
-        "over 0.1)"
-    )
+    print(f"           they are {share:.2f} of what forward keeps (needed: over 0.1)")
 
 
 look(mlp)
@@ -196,12 +183,12 @@ def breaks() -> dict:
         def forward(self, x):
             return x + self.shift
 
+    def shifts():
+        return nn.Sequential(*[Shift(1024) for _ in range(6)]), torch.randn(1024, 1024)
+
     return {
         "batch": lambda: mlp(layers=2, width=4096, tokens=64),
-        "layers": lambda: (
-            nn.Sequential(*[Shift(1024) for _ in range(6)]),
-            torch.randn(1024, 1024),
-        ),
+        "layers": shifts,
         "gradients": lambda: mlp(layers=32, width=512, tokens=1024),
     }
     ### END SOLUTION
@@ -329,7 +316,8 @@ def requested():
     return torch.cuda.memory_stats()["requested_bytes.all.current"]  # before rounding to blocks
 
 
-model, tokens = TrainingRun("llama3.1-8b").model, 4096
+model = TrainingRun("llama3.1-8b").model
+tokens = 4096
 sizes = model.hidden, model.kv, model.ffn, model.heads
 with on_gpu():
     # makes cuBLAS's workspaces, which stay
@@ -370,9 +358,7 @@ print(f"not fused: {bytes_a_token(*sizes) + 6 * model.hidden:,}")
 
 # %%
 def erratum() -> dict:
-    """A claim that does not hold, with evidence: the keys are claim, source, said, evidence and
-    lesson.
-    """
+    """A claim that does not hold, with evidence: keys claim, source, said, evidence and lesson."""
 
     ### BEGIN SOLUTION Return a dictionary with these five keys.
     def gradients_in_gb() -> float:

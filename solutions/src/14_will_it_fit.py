@@ -143,9 +143,8 @@ def peak_of(step):
     model = check.SmallTransformer()
     batch = [torch.zeros(8, 512, dtype=torch.long) for _ in range(2)]  # token ids and targets
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    return measure(
-        step=step, model=model, optimizer=optimizer, batch=batch, source="simulated"
-    ).peak
+    parts = {"model": model, "optimizer": optimizer, "batch": batch}
+    return measure(step=step, **parts, source="simulated").peak
 
 
 N = sum(weight.numel() for weight in check.SmallTransformer().parameters())
@@ -234,20 +233,16 @@ print(f"the fitting step's simulated peak: {format_bytes(peak_of(fitting_step), 
 
 # %%
 def shown(run):
-    """The run's peak, and the seconds that a step loses, by cause; the model's own arithmetic is
-    not a loss.
-    """
-    causes = ", ".join(
-        f"{cause} {lost:.2f}" for cause, lost in step_seconds(run, card).items() if cause != "model"
-    )
-    return f"{format_bytes(estimate(run).total, 'GB', 2)}, {lost_seconds(run, card):.2f} s lost: {causes}"
+    """The run's peak, and seconds lost per step by cause, other than the model's own arithmetic."""
+    seconds = step_seconds(run, card)
+    causes = [f"{cause} {lost:.2f}" for cause, lost in seconds.items() if cause != "model"]
+    peak = format_bytes(estimate(run).total, "GB", 2)
+    return f"{peak}, {lost_seconds(run, card):.2f} s lost: {', '.join(causes)}"
 
 
 card = gpu("V100-16GB")
-print(
-    f"room with the reserve: {format_bytes(round(card.room / SAFETY), 'GB', 2)}; "
-    f"bf16: {card.has_bf16}"
-)
+room = format_bytes(round(card.room / SAFETY), "GB", 2)
+print(f"room with the reserve: {room}; bf16: {card.has_bf16}")
 start = TrainingRun("gpt2-large", 48, 1024, "amp-fp16", attention="efficient")
 print(f"all at once: {shown(start)}")
 
@@ -293,10 +288,8 @@ check.on_a_v100(on_a_v100)
 
 # %% tags=["solution"]
 print(fit("gpt2-large", "V100-16GB", global_batch=48))
-print(
-    "with 16 chunks:",
-    shown(on_a_v100().replace(micro_batch=16, accumulation_steps=3, loss_chunks=16)),
-)
+chunked = on_a_v100().replace(micro_batch=16, accumulation_steps=3, loss_chunks=16)
+print("with 16 chunks:", shown(chunked))
 
 # %% [markdown]
 # ## 4 · Diagnose
