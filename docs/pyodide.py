@@ -17,8 +17,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LISTED = ROOT / "docs" / "explorer" / "pyodide.json"
 NO_NPM = (
-    "The explorer's page needs Pyodide, which npm brings, and npm is not here: install Node.js, which"
-    " contains it."
+    "The explorer's page needs Pyodide, which npm brings, and npm is not here:"
+    " install Node.js, which contains it."
 )
 
 
@@ -47,36 +47,35 @@ def files(listed: Path = LISTED, build: Path = ROOT / "build") -> list[Path]:
 
 
 def _fetch(package: str, checksums: dict[str, str], cache: Path) -> None:
-    """Put the listed files of a package into `cache`, each whole or not at all: another build may do the
-    same.
-    """
-    if (npm := shutil.which("npm")) is None:
+    """Put a package's listed files into `cache`, each whole or not at all: another build may do the same."""
+    npm = shutil.which("npm")
+    if npm is None:
         raise NotBrought(NO_NPM)
     cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache) as folder:
-        command = [
-            npm,
-            "pack",
-            package,
-            "--pack-destination",
-            folder,
-            "--fetch-retries=1",
-            "--loglevel=error",
-        ]
+    with tempfile.TemporaryDirectory(dir=cache) as name_of_folder:
+        folder = Path(name_of_folder)
+        command = [npm, "pack", package, "--pack-destination", str(folder)]
+        command += ["--fetch-retries=1", "--loglevel=error"]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-        packed = next(Path(folder).glob("*.tgz"), None)
+        packed = next(folder.glob("*.tgz"), None)
         if done.returncode or packed is None:
             said = done.stderr.strip().splitlines()[:2]
             raise NotBrought(f"npm could not bring {package}: {' '.join(said)}. Is there a network?")
         with tarfile.open(packed) as archive:
-            held = {member.name: member for member in archive.getmembers() if member.isfile()}
             for name, checksum in checksums.items():
-                member = held.get(f"package/{name}")
-                file = member and archive.extractfile(member)
-                content = file.read() if file else b""
+                content = _member(archive, f"package/{name}")
                 _compare(name, content, checksum, f"{LISTED.name} has to list what {package} contains")
-                (Path(folder) / name).write_bytes(content)
-                (Path(folder) / name).replace(cache / name)
+                (folder / name).write_bytes(content)
+                (folder / name).replace(cache / name)
+
+
+def _member(archive: tarfile.TarFile, name: str) -> bytes:
+    """The content of a file in an archive; nothing where there is no such file."""
+    held = {member.name: member for member in archive.getmembers() if member.isfile()}
+    if name not in held:
+        return b""
+    file = archive.extractfile(held[name])
+    return file.read() if file else b""
 
 
 def _compare(name: str, content: bytes, checksum: str, advice: str) -> None:

@@ -1,6 +1,4 @@
-"""What the website adds to Sphinx: formulas without a script, lessons that answer, the first page, cards to
-share.
-"""
+"""What the website adds to Sphinx: script-free formulas, live lessons, the first page, cards to share."""
 
 import ast
 import builtins
@@ -64,8 +62,9 @@ def _formula(translator: Any, node: Any, display: str) -> None:
     from latex2mathml.converter import convert
 
     made = convert(node.astext(), display=display)
-    block = display == "block"
-    translator.body.append(f'<div class="course-formula" tabindex="0">{made}</div>' if block else made)
+    if display == "block":
+        made = f'<div class="course-formula" tabindex="0">{made}</div>'
+    translator.body.append(made)
     raise SkipNode
 
 
@@ -74,12 +73,11 @@ def _formula(translator: Any, node: Any, display: str) -> None:
 
 def find_live_cells(app: Any) -> None:
     """Try every cell with a widget in a Python that has no torch, as the browser's has none."""
-    cells = {
-        name: code
-        for path in sorted((Path(app.srcdir) / "notebooks").glob("*.ipynb"))
-        for name, code in slices(json.loads(path.read_text(encoding="utf-8"))).items()
-    }
-    app.course_live = {name: code for name, code in cells.items() if name in runnable(cells)}
+    cells: dict[str, str] = {}
+    for path in sorted((Path(app.srcdir) / "notebooks").glob("*.ipynb")):
+        cells |= slices(json.loads(path.read_text(encoding="utf-8")))
+    running = runnable(cells)
+    app.course_live = {name: code for name, code in cells.items() if name in running}
 
 
 def has_widget(cell: dict[str, Any]) -> bool:
@@ -94,18 +92,19 @@ def shows_widget(output: dict[str, Any]) -> bool:
 
 
 def slices(notebook: dict[str, Any]) -> dict[str, str]:
-    """By cell, for cells that show a widget: the statements that it needs, from the top
-    of the notebook on.
-    """
+    """By cell, for cells that show a widget: the statements that it needs, from the notebook's top on."""
     before: list[ast.stmt] = []
     found = {}
-    for cell in (cell for cell in notebook["cells"] if cell["cell_type"] == "code"):
+    for cell in notebook["cells"]:
+        if cell["cell_type"] != "code":
+            continue
         try:
             body = ast.parse("".join(cell["source"])).body
         except SyntaxError:  # a command of IPython
             continue
         if has_widget(cell) and body and isinstance(body[-1], ast.Expr):
-            found[cell["id"]] = ast.unparse(ast.Module(needed([*before, *body[:-1]], body[-1]), []))
+            statements = needed([*before, *body[:-1]], body[-1])
+            found[cell["id"]] = ast.unparse(ast.Module(statements, []))
         before += body
     return found
 
@@ -122,16 +121,15 @@ def needed(before: list[ast.stmt], shown: ast.stmt) -> list[ast.stmt]:
 
 
 def read_by(statement: ast.stmt) -> set[str]:
-    """The names that a statement asks of those before it; `x += 1` reads x, a comprehension's own names are
-    its own.
+    """The names that a statement asks of those before it.
+
+    `x += 1` reads x; a comprehension's own names are its own.
     """
     read = {node.id for node in names(statement) if isinstance(node.ctx, ast.Load)}
-    changed = {
-        node.target.id
-        for node in ast.walk(statement)
-        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
-    }
-    return (read | changed) - set(dir(builtins)) - inner(statement)
+    for node in ast.walk(statement):
+        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            read.add(node.target.id)
+    return read - set(dir(builtins)) - inner(statement)
 
 
 def bound_by(statement: ast.stmt) -> set[str]:
@@ -148,12 +146,11 @@ def names(tree: ast.AST) -> list[ast.Name]:
 
 def inner(statement: ast.stmt) -> set[str]:
     """The names that comprehensions within a statement bind for themselves."""
-    return {
-        name.id
-        for node in ast.walk(statement)
-        if isinstance(node, ast.comprehension)
-        for name in names(node.target)
-    }
+    bound = set[str]()
+    for node in ast.walk(statement):
+        if isinstance(node, ast.comprehension):
+            bound |= {name.id for name in names(node.target)}
+    return bound
 
 
 TRIED = """
@@ -188,16 +185,13 @@ def runnable(cells: dict[str, str]) -> dict[str, int]:
 
 
 def archive() -> bytes:
-    """The zip that pages unpack: the package's modules that need no torch, and what is
-    for the browser alone.
-    """
+    """The zip that pages unpack: the package's modules that need no torch, and what is for browsers alone."""
     package = ROOT / "course_utils"
-    paths = sorted(
-        {path for part in MODULES for path in package.glob(part) if not LEFT_OUT.search(path.as_posix())}
-    )
+    found = {path for part in MODULES for path in package.glob(part)}
+    modules = sorted(path for path in found if not LEFT_OUT.search(path.as_posix()))
     kept = io.BytesIO()
     with zipfile.ZipFile(kept, "w", zipfile.ZIP_DEFLATED) as target:
-        for path in [*paths, *sorted(LIVE.glob("*.py"))]:
+        for path in [*modules, *sorted(LIVE.glob("*.py"))]:
             name = path.name if path.parent == LIVE else path.relative_to(ROOT).as_posix()
             target.writestr(zipfile.ZipInfo(name, LONG_AGO), path.read_bytes(), zipfile.ZIP_DEFLATED)
     return kept.getvalue()
@@ -227,15 +221,10 @@ def dressed(output: dict[str, Any], code: str | None) -> str:
     if not shows_widget(output):
         return stored
     if code is None:
-        needs = (
-            "<p class='course-static'>This is a picture: its controls need PyTorch, and move in"
-            " JupyterLab.</p>"
-        )
-        return f"<div>{stored}{needs}</div>"
-    return (
-        f"<div class='course-live' data-code='{html.escape(code)}'><div"
-        f" class='course-still'>{stored}</div></div>"
-    )
+        needs = "This is a picture: its controls need PyTorch, and move in JupyterLab."
+        return f"<div>{stored}<p class='course-static'>{needs}</p></div>"
+    still = f"<div class='course-still'>{stored}</div>"
+    return f"<div class='course-live' data-code='{html.escape(code)}'>{still}</div>"
 
 
 # The first page
@@ -253,13 +242,13 @@ def first_picture() -> str:
     drawn = json.loads(page.draw(page.first()))
     picture = drawn["picture"]
     look = "fits" if drawn["fits"] else "over"
-    scrolls = (
-        ' tabindex="0" role="group" aria-label="Memory at the peak"' if picture.startswith("<svg") else ""
-    )
+    fields = "".join(_field(offered[name]) for name in HERO)
+    scrolls = ""
+    if picture.startswith("<svg"):
+        scrolls = ' tabindex="0" role="group" aria-label="Memory at the peak"'
     return (
         f'<div class="course-hero" data-first="{html.escape(page.first())}">'
-        '<form class="course-fields" aria-label="A training run">'
-        f"{''.join(_field(offered[name]) for name in HERO)}</form>"
+        f'<form class="course-fields" aria-label="A training run">{fields}</form>'
         f'<p class="course-verdict" role="status" data-state="{look}">'
         f"<strong>{html.escape(drawn['verdict'])}</strong> {html.escape(drawn['title'])}.</p>"
         f'<div class="course-hero-picture"{scrolls}>{picture}</div>'
@@ -281,14 +270,12 @@ def first_page() -> Any:
 
 
 def _field(control: dict[str, Any]) -> str:
-    chosen = ("", " selected")
-    options = "".join(
-        f'<option value="{html.escape(text)}"{chosen[text == control["first"]]}>{html.escape(shown)}</option>'
-        for text, shown in control["options"]
-    )
-    return (
-        f'<label>{html.escape(control["label"])}<select name="{control["name"]}">{options}</select></label>'
-    )
+    options = ""
+    for text, shown in control["options"]:
+        selected = " selected" if text == control["first"] else ""
+        options += f'<option value="{html.escape(text)}"{selected}>{html.escape(shown)}</option>'
+    select = f'<select name="{control["name"]}">{options}</select>'
+    return f"<label>{html.escape(control['label'])}{select}</label>"
 
 
 # Cards for sharing, and the files that no page is made of
@@ -316,13 +303,16 @@ COURSE = (
 )
 
 
+CARD_BAR = ((0.06, "#0072B2"), (0.03, "#56B4E9"), (0.12, "#E69F00"), (0.7, "#009E73"), (0.09, "#BBBBBB"))
+"""Shares of the bar on a card, and the colors of their kinds of memory."""
+
+
 def describe(app: Any, page: str, _: str, context: dict[str, Any], __: Any) -> None:
-    """Add what other sites show of a shared link: a title, a sentence and, where the address is known, a
-    picture.
-    """
-    number = re.match(r"(?:notebooks|exercises)/(\d\d[a-z]?)_", page)
+    """Add what other sites show of a link: a title, a sentence, and a picture if the address is known."""
+    found = re.match(r"(?:notebooks|exercises)/(\d\d[a-z]?)_", page)
+    number = found[1] if found else ""
     title = html.escape(re.sub(r"<[^>]+>", "", context.get("title", "")), quote=True)
-    said = html.escape(QUESTIONS.get(number[1], COURSE) if number else COURSE)
+    said = html.escape(QUESTIONS.get(number, COURSE))
     tags = {
         "og:type": "article",
         "og:site_name": app.config.project,
@@ -331,13 +321,14 @@ def describe(app: Any, page: str, _: str, context: dict[str, Any], __: Any) -> N
     }
     base = app.config.html_baseurl.rstrip("/")
     if base:
-        card = number[1] if number and number[1] in QUESTIONS else "course"
+        card = number if number in QUESTIONS else "course"
         tags |= {"og:image": f"{base}/_static/cards/{card}.png", "og:url": f"{base}/{page}.html"}
         tags |= {"og:image:width": "1200", "og:image:height": "630", "og:image:alt": f"{title}. {said}"}
+    look = "summary_large_image" if base else "summary"
     lines = ['<link rel="icon" href="data:,">']  # or each page asks for one that is not there
     lines += [f'<meta property="{name}" content="{value}">' for name, value in tags.items()]
-    lines += [f'<meta name="twitter:card" content="{"summary_large_image" if base else "summary"}">']
-    lines += [f'<meta name="description" content="{said}">']
+    lines.append(f'<meta name="twitter:card" content="{look}">')
+    lines.append(f'<meta name="description" content="{said}">')
     context["metatags"] = context.get("metatags", "") + "\n".join(lines)
 
 
@@ -350,22 +341,18 @@ def finish(app: Any, problem: Exception | None) -> None:
     draw_card(static / "cards" / "course.png", app.config.project, COURSE)
     for number, question in QUESTIONS.items():
         for path in (Path(app.srcdir) / "notebooks").glob(f"{number}_*.ipynb"):
-            first = "".join(json.loads(path.read_text(encoding="utf-8"))["cells"][0]["source"]).partition(
-                "\n"
-            )[0]
-            draw_card(static / "cards" / f"{number}.png", first.removeprefix("# "), question)
+            cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+            heading = "".join(cells[0]["source"]).partition("\n")[0]
+            draw_card(static / "cards" / f"{number}.png", heading.removeprefix("# "), question)
     for page in Path(app.outdir).rglob("*.html"):
         if page.relative_to(app.outdir).parts[0] != "explorer":
             page.write_text(reachable(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def reachable(page: str) -> str:
-    """The page with what Sphinx and its theme leave out: its headings' levels, and keys that scroll code and
-    tables.
-    """
-    page = page.replace(
-        '<p class="caption" role="heading">', '<p class="caption" role="heading" aria-level="2">'
-    )
+    """The page with what Sphinx and its theme omit: headings' levels, keys that scroll code and tables."""
+    heading = '<p class="caption" role="heading"'
+    page = page.replace(f"{heading}>", f'{heading} aria-level="2">')
     return page.replace("<pre>", '<pre tabindex="0">').replace("<table>", '<table tabindex="0">')
 
 
@@ -381,17 +368,10 @@ def draw_card(target: Path, title: str, question: str) -> None:
     axes.set(xlim=(0, 1200), ylim=(0, 630))
     axes.set_axis_off()
     axes.text(70, 520, fill(title, 34), color="#B3BAC6", fontsize=24, va="top")
-    axes.text(
-        70, 420, fill(question, 35), color="#FFFFFF", fontsize=32, va="top", linespacing=1.3, weight="bold"
-    )
+    large = {"fontsize": 32, "linespacing": 1.3, "weight": "bold"}
+    axes.text(70, 420, fill(question, 35), color="#FFFFFF", va="top", **large)
     left = 70
-    for share, color in (
-        (0.06, "#0072B2"),
-        (0.03, "#56B4E9"),
-        (0.12, "#E69F00"),
-        (0.7, "#009E73"),
-        (0.09, "#BBBBBB"),
-    ):
+    for share, color in CARD_BAR:
         axes.barh(95, 1060 * share - 4, left=left, height=42, color=color)
         left += 1060 * share
     axes.text(70, 40, "Where Did the GPU Memory Go?", color="#B3BAC6", fontsize=16, va="center")

@@ -48,7 +48,8 @@ def state(widget: Any) -> dict[str, Any]:
     found["layout"] = {name: value for name, value in vars(widget.layout).items() if name != "owner"}
     found["color"] = widget.style.button_color
     if hasattr(widget, "options"):
-        labels, values = zip(*widget.options, strict=True) if widget.options else ((), ())
+        labels = tuple(label for label, _ in widget.options)
+        values = [value for _, value in widget.options]
         found |= {"options": labels, "value": values.index(widget.value) if widget.value in values else 0}
     if hasattr(widget, "children"):
         found["children"] = [state(child) for child in widget.children]
@@ -64,7 +65,9 @@ def set_value(number: int, value: str) -> None:
     """Set a widget's value, given as JSON: for a selection, the place of the option."""
     widget = ipywidgets.WIDGETS[number]
     given = json.loads(value)
-    widget.value = widget.options[given][1] if hasattr(widget, "options") else given
+    if hasattr(widget, "options"):
+        given = widget.options[given][1]
+    widget.value = given
 
 
 def press(number: int) -> None:

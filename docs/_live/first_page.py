@@ -8,15 +8,19 @@ from course_utils.interactive.explorer_page import link, texts, values
 
 
 def draw(chosen: str) -> str:
-    """The verdict on a run, its picture, and its link to the explorer; or in `refused` why the choice is not
-    a run.
-    """
+    """The verdict on a run, its picture and its link to the explorer; in `refused` why it is not a run."""
     try:
         drawn = dashboard(values(json.loads(chosen)))
     except ValueError as problem:
         return json.dumps({"refused": str(problem)}, ensure_ascii=False)
-    found: dict[str, Any] = {"verdict": drawn.verdict, "title": drawn.title, "fits": drawn.fits}
-    return json.dumps(found | {"picture": drawn.stack.inline, "link": link(chosen)}, ensure_ascii=False)
+    found: dict[str, Any] = {
+        "verdict": drawn.verdict,
+        "title": drawn.title,
+        "fits": drawn.fits,
+        "picture": drawn.stack.inline,
+        "link": link(chosen),
+    }
+    return json.dumps(found, ensure_ascii=False)
 
 
 def first() -> str:

@@ -1,5 +1,4 @@
-"""The part of ipywidgets that the lessons use, for the website: values, options and who watches them, without
-a kernel.
+"""The part of ipywidgets that lessons use, for the website: values, options and watchers without a kernel.
 
 Lessons' widgets inherit from these classes in the browser and stay as they are. `CHANGED` has the numbers of
 the widgets whose look is out of date, and `tell` is called when the first one comes in; `course_page` draws
@@ -12,7 +11,10 @@ from typing import Any, ClassVar
 
 WIDGETS: "list[Widget]" = []
 CHANGED: set[int] = set()
-tell: Callable[[], Any] = lambda: None  # noqa: E731
+
+
+def tell() -> Any:
+    """Do nothing: `course_page.tell` puts the page's function in this one's place."""
 
 
 class Change(dict):
@@ -25,7 +27,11 @@ class Bag:
     """A widget's layout or style: any names, and the widget is drawn again when one of them is set."""
 
     def __init__(self, owner: "Widget", given: Any) -> None:
-        vars(self).update(given if isinstance(given, Mapping) else vars(given) if given else {}, owner=owner)
+        if isinstance(given, Mapping):
+            vars(self).update(given)
+        elif given:
+            vars(self).update(vars(given))
+        vars(self)["owner"] = owner
 
     def __setattr__(self, name: str, value: Any) -> None:
         vars(self)[name] = value
@@ -36,9 +42,7 @@ class Bag:
 
 
 class Widget:
-    """A value with watchers. `traits` are what it has, with their first values; `order` those that come by
-    place.
-    """
+    """A value with watchers. `traits` are what it has, with first values; `order` those given by place."""
 
     traits: ClassVar[dict[str, Any]] = {}
     order: ClassVar[tuple[str, ...]] = ("value",)

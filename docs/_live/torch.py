@@ -1,5 +1,4 @@
-"""Three of PyTorch's optimizers for a handful of numbers, so that lesson 02's valley can be walked on the
-website.
+"""Three of PyTorch's optimizers for a handful of numbers: lesson 02's valley can be walked on the website.
 
 This is not PyTorch: it has what that picture needs, by PyTorch's formulas, and a test compares every walk
 with PyTorch's. What asks for more fails here and stays a picture.
