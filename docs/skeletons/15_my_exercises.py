@@ -27,9 +27,7 @@ from course_utils.lessons.my_lesson import checks as check
 
 # %%
 def weight_gradient(x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
-    """Return dL/dW (outputs, inputs), from the layer's input x (b, s, inputs) and dL/dy (b, s,
-    outputs).
-    """
+    """Return dL/dW (outputs, inputs), from x (b, s, inputs) and dL/dy (b, s, outputs)."""
     ### BEGIN SOLUTION Return a tensor of shape (outputs, inputs).
     return dy.flatten(0, 1).T @ x.flatten(0, 1)
     ### END SOLUTION

@@ -39,9 +39,7 @@ compare(run)
 reveal("15.first", estimate(run).total)
 
 # %%
-runs = {
-    f"{sequences} sequences": estimate(run.replace(micro_batch=sequences)) for sequences in (4, 8)
-}
+runs = {f"{b} sequences": estimate(run.replace(micro_batch=b)) for b in (4, 8)}
 stack(runs, "YOURS: the figure's conclusion, as a sentence.", provenance="estimated from formulas")
 
 # %% [markdown]
