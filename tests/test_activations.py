@@ -57,17 +57,16 @@ def saved_by(run: TrainingRun) -> tuple[Counter[int], Counter[int]]:
             logits = training.network(training.tokens)
             in_forward = set(kept)
             loss = loss_of(logits, training.targets, run.model.logits == "fp32")
-        known = weights | {
-            storage_of(tensor) for tensor in (training.tokens, training.targets, *operators.copies)
-        }
-        sizes = {
-            key: round_up(tensor.untyped_storage().nbytes())
-            for key, tensor in kept.items()
-            if key not in known
-        }
+        there_anyway = (training.tokens, training.targets, *operators.copies)
+        known = weights | {storage_of(tensor) for tensor in there_anyway}
+        forward: Counter[int] = Counter()
+        of_loss: Counter[int] = Counter()
+        for key, tensor in kept.items():
+            if key not in known:
+                found = forward if key in in_forward else of_loss
+                found[round_up(tensor.untyped_storage().nbytes())] += 1
         assert loss.requires_grad
-    forward = Counter(size for key, size in sizes.items() if key in in_forward)
-    return forward, Counter(size for key, size in sizes.items() if key not in in_forward)
+    return forward, of_loss
 
 
 def sizes_of(saved: list[Saved]) -> Counter[int]:
@@ -83,9 +82,8 @@ def test_every_tensor_that_autograd_saves_is_listed(family, precision, attention
     in_forward, in_loss = saved_by(run)
     listed = stem_saved(run) + run.model.layers * block_saved(run) + head_saved(run)
     assert sizes_of(listed) == in_forward
-    assert (
-        activation_bytes(run) == sum_bytes(listed) == sum(size * count for size, count in in_forward.items())
-    )
+    saved = sum(size * count for size, count in in_forward.items())
+    assert activation_bytes(run) == sum_bytes(listed) == saved
     assert sizes_of(loss_saved(run)) == in_loss
 
 
@@ -96,12 +94,11 @@ def test_every_tensor_that_autograd_saves_is_listed(family, precision, attention
 def test_saved_tensors_are_what_the_tracker_calls_activations(family, recipe, recompute):
     run = TrainingRun(FAMILIES[family], 2, 48, recipe[0], attention=recipe[1], recompute=recompute)
     measured = simulate(run)
-    assert measured.moments["end of forward"]["activations"] == activation_bytes(run)
+    kept = activation_bytes(run)
+    assert measured.moments["end of forward"]["activations"] == kept
     the_loss = BLOCK  # nothing saves it, but backward begins with it
-    assert (
-        measured.moments["after loss"]["activations"]
-        == activation_bytes(run) + sum_bytes(loss_saved(run)) + the_loss
-    )
+    expected = kept + sum_bytes(loss_saved(run)) + the_loss
+    assert measured.moments["after loss"]["activations"] == expected
 
 
 def test_full_recomputation_keeps_the_stream_between_blocks_alone():

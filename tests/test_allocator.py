@@ -53,10 +53,8 @@ def test_an_allocation_fails_with_40_percent_of_the_memory_free():
     assert error.free == 32 * MiB and error.free_share == 0.4
     assert (error.requested, error.attempted, error.largest_free) == (8 * MiB, 20 * MiB, 4 * MiB)
     said = str(error)
-    assert (
-        "Tried to allocate 20.00 MiB" in said
-        and "total capacity of 80.00 MiB, of which 0 bytes is free" in said
-    )
+    assert "Tried to allocate 20.00 MiB" in said
+    assert "total capacity of 80.00 MiB, of which 0 bytes is free" in said
     assert "48.00 MiB is allocated" in said and "32.00 MiB is reserved but unallocated" in said
     assert "40 % of the GPU" in said and "fragmented" in said
     with pytest.raises(OutOfMemory, match="fragmented"):  # as much as is free in all
@@ -125,7 +123,7 @@ def check(allocator: CachingAllocator, live: dict[int, int]) -> None:
 def test_nothing_is_lost_and_nothing_overlaps_on_random_traces(choices, seed):
     generator = random.Random(seed)
     allocator = CachingAllocator(**choices)
-    live = dict[int, int]()
+    live: dict[int, int] = {}
     failures = 0
     for event in range(1500):
         if live and generator.random() < 0.48:
@@ -140,7 +138,7 @@ def test_nothing_is_lost_and_nothing_overlaps_on_random_traces(choices, seed):
                 failures += 1
         if event % 25 == 0:
             check(allocator, live)
-    assert failures > 0 if allocator.capacity else failures == 0
+    assert (failures > 0) == (allocator.capacity is not None)
     expected = allocator.reserved - allocator.releasable
     allocator.empty_cache()
     assert allocator.reserved == expected == allocator.allocated + allocator.stuck
@@ -209,9 +207,10 @@ print(json.dumps(answers))
 """
 
 
-@pytest.mark.skipif(
-    not hasattr(torch._C, "_accelerator_setAllocatorSettings"), reason="this torch cannot be asked"
-)
+CAN_BE_ASKED = hasattr(torch._C, "_accelerator_setAllocatorSettings")
+
+
+@pytest.mark.skipif(not CAN_BE_ASKED, reason="this torch cannot be asked")
 def test_settings_are_taken_and_refused_as_torch_does():
     done = subprocess.run(
         [sys.executable, "-c", ASK_TORCH],
@@ -224,7 +223,8 @@ def test_settings_are_taken_and_refused_as_torch_does():
     for text in GOOD:
         AllocatorSettings(**settings(text))
     for text in BAD:
-        with pytest.raises(ValueError, match=text.split(":")[0] if "," not in text else "40"):
+        named = "40" if "," in text else text.split(":")[0]
+        with pytest.raises(ValueError, match=named):
             settings(text)
 
 

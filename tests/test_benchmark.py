@@ -1,10 +1,9 @@
-"""The benchmark draws what it should, hides nothing, and tells right from wrong; a sample of its runs is
-right.
-"""
+"""The benchmark draws what it should, hides nothing, tells right from wrong; a sample of runs is right."""
 
 import contextlib
 import dataclasses
 import json
+from functools import partial
 
 import drawn_runs
 import pytest
@@ -40,18 +39,8 @@ def test_a_seed_gives_the_same_run_again_and_every_choice_of_a_run_and_of_a_mode
     assert {run.optimizer.name for run in runs} == set(OPTIMIZERS)
     assert {run.attention for run in runs} == set(ATTENTIONS)
     assert {run.recompute for run in runs} >= {*RECOMPUTES, "every-2", "every-3"}
-    for option in (
-        "family",
-        "positions",
-        "norm",
-        "mlp",
-        "bias",
-        "qkv_bias",
-        "tied",
-        "experts",
-        "kv_heads",
-        *OVERRIDES,
-    ):
+    options = ("family", "positions", "norm", "mlp", "bias", "qkv_bias", "tied", "experts", "kv_heads")
+    for option in (*options, *OVERRIDES):
         assert len({getattr(run.model, option) for run in runs}) > 1, f"{option} is the same in every model"
 
 
@@ -60,18 +49,15 @@ def test_freezing_writes_what_is_read_back(tmp_path, monkeypatch):
         monkeypatch.setattr(module, "FROZEN", tmp_path / "runs.json")
     drawn_runs.freeze(first_seed=7, count=5)
     kept = json.loads((tmp_path / "runs.json").read_text(encoding="utf-8"))["runs"]
-    assert [draw.run_of(choices) for choices in kept] == [
-        drawn_runs.random_run(seed) for seed in range(7, 12)
-    ]
+    drawn = [drawn_runs.random_run(seed) for seed in range(7, 12)]
+    assert [draw.run_of(choices) for choices in kept] == drawn
     with pytest.raises(ValueError, match="'gpt9', which is not a preset"):
         draw.run_of({"preset": "gpt9", "micro_batch": 1})
 
 
 def test_a_model_with_fewer_blocks_says_so_in_its_name_and_is_rebuilt_from_its_code():
-    assert (
-        draw.changed("gpt2", layers=2).name == "gpt2, 2 blocks"
-        and draw.changed("gpt2", layers=1).name == "gpt2, 1 block"
-    )
+    assert draw.changed("gpt2", layers=2).name == "gpt2, 2 blocks"
+    assert draw.changed("gpt2", layers=1).name == "gpt2, 1 block"
     assert draw.changed("llama3.2-1b", layers=3, tied=False).name == "llama3.2-1b, 3 blocks, tied=False"
     assert draw.changed("gpt2", layers=draw.PRESETS["gpt2"].layers) == draw.PRESETS["gpt2"]
     run = TrainingRun(draw.changed("gpt2", layers=2), 4, 512)
@@ -110,21 +96,22 @@ def test_nothing_but_names_depends_on_what_a_model_is_called():
 
 
 def measurable(run: TrainingRun) -> bool:
-    """Whether a simulated GPU can run it: fp8 and tensor parallelism have closed forms only, ranks their own
-    tests.
+    """Whether a simulated GPU can run it: fp8 and tensor parallelism have closed forms only.
+
+    Ranks have their own tests.
     """
     return run.world_size == run.tensor_parallel == 1 and run.precision.name != "fp8"
 
 
-@pytest.mark.parametrize(
-    "number", [n for n, run in enumerate(draw.frozen_runs()) if measurable(run)][::STRIDE]
-)
+MEASURABLE = [number for number, run in enumerate(draw.frozen_runs()) if measurable(run)]
+
+
+@pytest.mark.parametrize("number", MEASURABLE[::STRIDE])
 def test_a_sample_of_the_frozen_runs_is_right(number):
     found = accuracy.outcome(number, draw.frozen_runs()[number])
     assert found.compared, found.refused or found.failed
-    assert found.right, (
-        f"{found.run}: {found.percent:+.3f} %, activations {found.activations:+,}, {found.kinds}"
-    )
+    off = f"{found.percent:+.3f} %, activations {found.activations:+,}, {found.kinds}"
+    assert found.right, f"{found.run}: {off}"
 
 
 def test_an_outcome_says_what_was_refused_and_writes_down_what_broke(monkeypatch):
@@ -168,10 +155,8 @@ def test_the_tables_count_every_run_and_equal_refusals_together():
     ratio = estimate(SMALL, "formula").total / accuracy.measure(SMALL, "simulated").peak
     off = 100 * (ratio - 1)
     assert closed.rows[0][2:] == pytest.approx((abs(off), abs(off), off, 100 if off < 0 else 0, ratio, ratio))
-    assert any(
-        note.startswith("Bias of the peak: signed median +0.0000 %, 0 % of the rows")
-        for note in summary.notes
-    )
+    bias = "Bias of the peak: signed median +0.0000 %, 0 % of the rows"
+    assert any(note.startswith(bias) for note in summary.notes)
 
 
 def test_bias_tells_an_estimate_that_is_always_low_from_one_that_scatters():
@@ -261,12 +246,12 @@ def test_the_command_is_listed_and_explains_itself(capsys):
 def test_all_tables_are_made_or_those_that_are_named(monkeypatch):
     made = []
 
-    def maker(name):
-        return lambda quick, say: made.append((name, quick)) or []
+    def make(name, quick, say):
+        made.append((name, quick))
+        return []
 
-    monkeypatch.setattr(
-        "course_utils.benchmark.all_tables.MADE", {name: maker(name) for name in benchmark.TABLES}
-    )
+    makers = {name: partial(make, name) for name in benchmark.TABLES}
+    monkeypatch.setattr("course_utils.benchmark.all_tables.MADE", makers)
     assert main(["benchmark", "--here", "--quick"]) == 0
     assert made == [(name, True) for name in benchmark.TABLES]
     made.clear()

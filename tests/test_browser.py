@@ -61,9 +61,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browser.Server]
 def write(server: browser.Server, name: str, *cells: nbformat.NotebookNode) -> None:
     """Put a notebook of these cells into the folder that JupyterLab shows."""
     kernel = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
-    nbformat.write(
-        nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), server.folder / name
-    )
+    notebook = nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel})
+    nbformat.write(notebook, server.folder / name)
 
 
 @pytest.fixture(scope="module")
@@ -78,15 +77,14 @@ def playground(server: browser.Server) -> Iterator[browser.Page]:
 
 def cell(page: browser.Page, source: str) -> browser.Locator:
     """The code cell that begins with `source`."""
-    return page.locator(browser.CODE_CELLS).nth(
-        next(i for i, text in enumerate(CELLS) if text.startswith(source))
-    )
+    index = next(index for index, text in enumerate(CELLS) if text.startswith(source))
+    return page.locator(browser.CODE_CELLS).nth(index)
 
 
 @pytest.mark.parametrize("source", [*SLIDERS, EXPLORER])
 def test_every_slider_moves_the_picture_by_key(playground: browser.Page, source: str) -> None:
     sliders = cell(playground, source).locator(browser.SLIDER)
-    took = list[float]()
+    took: list[float] = []
     sliders.nth(1).wait_for()
     for slider in sliders.all():
         before = browser.picture(cell(playground, source))
@@ -121,9 +119,7 @@ def run(code: browser.Locator) -> None:
 
 
 def test_a_quiz_is_taken_by_keyboard_and_answers_at_once(playground: browser.Page) -> None:
-    """Enter and the space bar choose, the focus stays, and the verdict is one that a
-    screen reader announces.
-    """
+    """Enter and the space bar choose, the focus stays, and a screen reader announces the verdict."""
     cell_of_quiz = cell(playground, "from course_utils.lessons")
     question = quiz(1).questions[0]
     order = [choice.text for choice in question.choices]
@@ -145,9 +141,7 @@ def test_a_quiz_is_taken_by_keyboard_and_answers_at_once(playground: browser.Pag
 
 
 def test_the_explorer_is_used_by_keyboard_alone(playground: browser.Page) -> None:
-    """Arrows move a slider, Tab goes on to the changes in the order of the page, Enter applies one, the focus
-    stays.
-    """
+    """Arrows move a slider, Tab goes to the changes in their order, Enter applies one, the focus stays."""
     page = cell(playground, EXPLORER)
     press, here = playground.keyboard.press, "document.activeElement.innerText"
     page.get_by_role("button", name="Start over").click()
@@ -203,10 +197,8 @@ def test_controls_and_picture_are_seen_together(
     for part in (handles.first, handles.nth(last), widget.locator("svg:visible").first):
         box = part.bounding_box()
         assert panel and box and panel["y"] - 6 <= box["y"], part
-        assert (
-            box["y"] + box["height"] <= panel["y"] + panel["height"] + 1
-            and box["x"] + box["width"] <= size[0]
-        ), box
+        assert box["y"] + box["height"] <= panel["y"] + panel["height"] + 1, box
+        assert box["x"] + box["width"] <= size[0], box
 
 
 def test_handles_of_sliders_say_what_they_set(playground: browser.Page) -> None:
@@ -216,9 +208,8 @@ def test_handles_of_sliders_say_what_they_set(playground: browser.Page) -> None:
     for key, value in (("", "32"), ("ArrowLeft", "16"), ("ArrowRight", "32")):
         if key:
             handle.press(key)
-        page.locator(f'.noUi-handle[aria-label="micro-batch"][aria-valuetext="{value}"]').wait_for(
-            timeout=8_000
-        )
+        moved = page.locator(f'.noUi-handle[aria-label="micro-batch"][aria-valuetext="{value}"]')
+        moved.wait_for(timeout=8_000)
     for source in SLIDERS:
         names = (
             cell(playground, source)
@@ -285,9 +276,8 @@ def test_pictures_of_a_notebook_that_is_not_trusted_are_seen_and_described(
         lines({"b": ([1, 2], [3, 4])}, "Up", "x", "GB"),
     ]
     outputs = [nbformat.v4.new_output("execute_result", figure._repr_mimebundle_()) for figure in figures]
-    write(
-        server, "stored.ipynb", *(nbformat.v4.new_code_cell("figure", outputs=[output]) for output in outputs)
-    )
+    cells = [nbformat.v4.new_code_cell("figure", outputs=[output]) for output in outputs]
+    write(server, "stored.ipynb", *cells)
     with browser.opened(playground, "stored.ipynb"):
         shown = playground.locator(f"{browser.IN_FRONT} .jp-OutputArea-output")
         shown.locator("img").nth(len(figures) - 1).wait_for()
@@ -353,9 +343,7 @@ WAYS = [(speed, way) for speed in SPEEDS for way in ("Enter", "the button")]
 def test_a_guess_typed_while_a_cell_runs_is_stored_as_it_is_shown(
     server: browser.Server, playground: browser.Page
 ) -> None:
-    """At four speeds of typing, in milliseconds per key: the Enter key and clicks overtake what the field
-    sends.
-    """
+    """At four speeds of typing, in milliseconds per key: Enter and clicks overtake what the field sends."""
     sources = ["from course_utils.interactive.guesses import predict, stored_guesses"]
     sources += [f"predict('97.{number}')" for number in range(len(WAYS))]
     sources += [BUSY.format(f"go{number}") for number in range(len(WAYS))]
@@ -377,9 +365,8 @@ def test_a_guess_typed_while_a_cell_runs_is_stored_as_it_is_shown(
             else:
                 ask.get_by_role("button", name="Lock it in").click()
             (server.folder / f"go{number}").touch()
-            ask.get_by_role("status").filter(has_text="Your guess is locked: 134.5 GB.").wait_for(
-                timeout=60_000
-            )
+            locked = ask.get_by_role("status").filter(has_text="Your guess is locked: 134.5 GB.")
+            locked.wait_for(timeout=60_000)
             assert ask.get_by_role("alert").count() == 0, (speed, way)
         browser.start_cell(playground, len(sources))
         code.last.get_by_text(f"stored{' 134.5' * len(WAYS)}").wait_for(timeout=60_000)
@@ -450,17 +437,15 @@ def test_show_me_opens_an_answer_and_its_neighbours_and_nothing_else(
     with browser.opened(playground, "guess.ipynb"):
         browser.run_all(playground)
         code = playground.locator(browser.CODE_CELLS)
-        shown = [
-            code.filter(has_text=text).locator(".jp-OutputArea-output") for text in ("nearly", "given away")
-        ]
-        nearly, given = (
-            outputs.filter(has_text=text) for outputs, text in zip(shown, ("nearly", "given"), strict=True)
-        )
-        shown[1].locator("summary").wait_for()
+        first = code.filter(has_text="nearly").locator(".jp-OutputArea-output")
+        second = code.filter(has_text="given away").locator(".jp-OutputArea-output")
+        nearly = first.filter(has_text="nearly")
+        given = second.filter(has_text="given")
+        second.locator("summary").wait_for()
         assert not nearly.is_visible() and not given.is_visible()
-        shown[1].locator("summary").press("Enter")
+        second.locator("summary").press("Enter")
         given.wait_for()
-        assert shown[1].get_by_text("It is 3.0 GB.").is_visible() and not nearly.is_visible()
+        assert second.get_by_text("It is 3.0 GB.").is_visible() and not nearly.is_visible()
 
 
 @pytest.mark.parametrize("template", ["lab", "classic"])
@@ -481,9 +466,7 @@ def test_an_answer_is_folded_on_a_page_that_nbconvert_makes(
 
 
 def test_a_notebook_as_shipped_shows_no_answer_and_stays_unchanged(playground: browser.Page) -> None:
-    """Opened and not yet run, and not trusted: outputs that give an answer away are closed, nothing is to be
-    saved.
-    """
+    """Opened, not yet run, not trusted: outputs that give answers away are closed, nothing is to be saved."""
     with browser.opened(playground, FIRST):
         code = playground.locator(browser.CODE_CELLS)
         assert not code.filter(has_text='reveal("00.gib"').locator(".jp-OutputArea").is_visible()
@@ -498,17 +481,16 @@ def test_a_check_that_passes_is_a_card_that_leads_to_the_next_exercise(
     server: browser.Server, playground: browser.Page
 ) -> None:
     check = (
-        "from course_utils.interactive.feedback import exercise\nexercise('01.1', 'Well done.')(lambda:"
-        " None)()"
+        "from course_utils.interactive.feedback import exercise\n"
+        "exercise('01.1', 'Well done.')(lambda: None)()"
     )
     heading = nbformat.v4.new_markdown_cell('<span id="exercise-2"></span>\n\n## 2 · Weigh a training run')
     filler = nbformat.v4.new_markdown_cell("\n\n".join(["…"] * 60))
     write(server, "check.ipynb", nbformat.v4.new_code_cell(check), filler, heading)
     with browser.opened(playground, "check.ipynb"):
         browser.run_all(playground)
-        card = (
-            playground.locator(browser.CODE_CELLS).get_by_role("status").filter(has_text="✓ 01.1 Well done.")
-        )
+        said = playground.locator(browser.CODE_CELLS).get_by_role("status")
+        card = said.filter(has_text="✓ 01.1 Well done.")
         card.get_by_role("link", name="01.2 · Weigh a training run").click()
         place = "(at) => { const {top} = at.getBoundingClientRect(); return 0 <= top && top < innerHeight; }"
         title = playground.get_by_role("heading", name="2 · Weigh a training run")
@@ -526,9 +508,8 @@ def test_what_a_check_says_is_a_quiet_card_and_stops_what_follows(
     raises = (
         f"from course_utils.interactive.feedback import {kind}\nraise {kind}('Which copy is in `float32`?')"
     )
-    write(
-        server, f"{kind}.ipynb", *map(nbformat.v4.new_code_cell, ["print('first')", raises, "print('next')"])
-    )
+    sources = ["print('first')", raises, "print('next')"]
+    write(server, f"{kind}.ipynb", *map(nbformat.v4.new_code_cell, sources))
     with browser.opened(playground, f"{kind}.ipynb", own_kernel=True), browser.theme(playground, name):
         browser.run_all(playground)
         first, told, following = playground.locator(browser.CODE_CELLS).all()
@@ -559,9 +540,7 @@ def test_a_learners_mistake_is_one_short_line_and_a_run_a_card(
 ) -> None:
     cells = [*MISTAKES, 'TrainingRun("gpt2-xl", micro_batch=32, recompute="full")']
     goes_on = {"tags": ["raises-exception"]}
-    write(
-        server, "mistakes.ipynb", *(nbformat.v4.new_code_cell(source, metadata=goes_on) for source in cells)
-    )
+    write(server, "mistakes.ipynb", *(nbformat.v4.new_code_cell(cell, metadata=goes_on) for cell in cells))
     with browser.opened(playground, "mistakes.ipynb", own_kernel=True):
         browser.run_all(playground)
         card = playground.locator(browser.CODE_CELLS).last.locator(".jp-RenderedHTML")

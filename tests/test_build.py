@@ -118,14 +118,12 @@ def test_building_again_changes_nothing(course: Path, capsys: pytest.CaptureFixt
 
 
 def test_exercise_has_the_gap_and_the_solution_the_answer(course: Path) -> None:
-    exercise, solution = (
-        read_notebook(course / folder / "01_first.ipynb") for folder in ("exercises", "solutions")
-    )
+    exercise = read_notebook(course / "exercises" / "01_first.ipynb")
+    solution = read_notebook(course / "solutions" / "01_first.ipynb")
     gap = '    """Twice `size`."""\n    raise NotSolved("Return twice the size, in bytes.")'
     assert exercise.cells[2].source.endswith(gap)
-    assert (
-        exercise.cells[1].source.splitlines()[0] == "from course_utils.interactive.feedback import NotSolved"
-    )
+    first_line = exercise.cells[1].source.splitlines()[0]
+    assert first_line == "from course_utils.interactive.feedback import NotSolved"
     assert "return twice" in solution.cells[2].source
     assert "NotSolved" not in solution.cells[1].source
     assert solution.cells[5].outputs[0].data["text/plain"] == "42"
@@ -153,17 +151,12 @@ def test_check_reports_a_source_that_has_moved_on(
 
 
 def test_a_lesson_begins_and_ends_with_where_it_is_and_the_ways_on() -> None:
-    """Number, core path, exercises with their minutes, the lessons before and after; links that lead
-    somewhere.
-    """
-    lesson, exercises = (
-        ROOT / folder / "src" / "06_recomputation.py" for folder in ("notebooks", "solutions")
-    )
+    """Number, core path, exercises with minutes, the lessons before and after; links that lead somewhere."""
+    lesson = ROOT / "notebooks" / "src" / "06_recomputation.py"
+    exercises = ROOT / "solutions" / "src" / "06_recomputation.py"
     way = frame(ROOT, lesson)
-    assert (
-        f"**Lesson 06** of {max(LESSONS)} · core path · [4 exercises, 73"
-        " minutes](../exercises/06_recomputation.ipynb)" in way
-    )
+    assert f"**Lesson 06** of {max(LESSONS)} · core path" in way
+    assert "core path · [4 exercises, 73 minutes](../exercises/06_recomputation.ipynb)" in way
     assert "[← 05 What does each operation keep?](05_activations.ipynb)" in way
     assert "[07 Gradient accumulation →](07_gradient_accumulation.ipynb)" in way
     assert "**Exercises** of [lesson 06](../notebooks/06_recomputation.ipynb)" in frame(ROOT, exercises)
@@ -171,9 +164,8 @@ def test_a_lesson_begins_and_ends_with_where_it_is_and_the_ways_on() -> None:
         first, *_, last = drafts(ROOT, source)[0].notebook.cells
         links = re.findall(r"\]\(([^)]+)\)", frame(ROOT, source))
         assert all((source.parents[1] / link).exists() for link in links)
-        assert (first.source.count("border-left"), last.source == frame(ROOT, source)) == (
-            (1, True) if links else (0, False)
-        )
+        assert first.source.count("border-left") == (1 if links else 0)
+        assert (last.source == frame(ROOT, source)) == bool(links)
         assert bool(links) == (source.stem not in PAGES)
 
 
@@ -197,9 +189,8 @@ def test_text_alone_is_renewed_without_running_anything(course: Path, tmp_path: 
     assert after.cells[0].source.startswith("# A lesson, told anew") and check(tmp_path) == []
     assert after.cells[1:] == before.cells[1:] and after.cells[1].outputs and not is_edited(lesson)
     written = solved.read_bytes(), lesson.read_bytes()
-    write_source(
-        tmp_path, "notebooks", LESSON.replace("# # A lesson", "# # Another").replace("6 * 7", "6 * 8")
-    )
+    other_code = LESSON.replace("# # A lesson", "# # Another").replace("6 * 7", "6 * 8")
+    write_source(tmp_path, "notebooks", other_code)
     renew_text(tmp_path)
     assert (solved.read_bytes(), lesson.read_bytes()) == written and len(check(tmp_path)) == 2
     after.cells[0].source = "# Mine"
@@ -272,9 +263,8 @@ def a_notebook(code: str) -> nbformat.NotebookNode:
 def test_a_kernel_that_dies_before_it_is_ready_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
-        "import os, sys\nif 'ipykernel_launcher' in sys.orig_argv: os._exit(3)"
-    )
+    ends_kernels = "import os, sys\nif 'ipykernel_launcher' in sys.orig_argv: os._exit(3)"
+    (tmp_path / "sitecustomize.py").write_text(ends_kernels)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(BuildError, match="before the first cell: Kernel died"):
         run(a_notebook("1"), tmp_path)
@@ -283,8 +273,10 @@ def test_a_kernel_that_dies_before_it_is_ready_is_said(
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is ipykernel that looks for its parent")
 def test_a_kernel_ends_with_the_build(tmp_path: Path) -> None:
     asked = (
-        "import ctypes\nfound = ctypes.c_int()\nctypes.CDLL(None).prctl(2,"
-        " ctypes.byref(found))\nprint(found.value)"
+        "import ctypes\n"
+        "found = ctypes.c_int()\n"
+        "ctypes.CDLL(None).prctl(2, ctypes.byref(found))\n"
+        "print(found.value)"
     )
     assert run(a_notebook(asked), tmp_path).cells[0].outputs[0].text == "9\n"
 
@@ -342,11 +334,9 @@ def test_lesson_may_be_named_in_several_ways(course: Path, name: str) -> None:
 
 def test_a_lesson_with_a_letter_is_another_one(tmp_path: Path) -> None:
     first, second = (write_source(tmp_path, "notebooks", LESSON, name) for name in ("07_first", "07b_second"))
-    assert [find_sources(tmp_path, names) for names in ([], ["07"], ["07b"])] == [
-        [first, second],
-        [first],
-        [second],
-    ]
+    assert find_sources(tmp_path, []) == [first, second]
+    assert find_sources(tmp_path, ["07"]) == [first]
+    assert find_sources(tmp_path, ["07b"]) == [second]
 
 
 def test_committed_notebooks_agree_with_their_sources() -> None:

@@ -77,9 +77,7 @@ def hash_of(allocations: Iterable[Allocation]) -> str:
 
 
 def hashes() -> dict[str, str]:
-    """The hash of each of `build_runs`, by name; of one that cannot be simulated, "none: " and what was
-    raised.
-    """
+    """The hash of each of `build_runs`, by name; "none: " and what was raised where there is none."""
     found = {}
     for name, run in build_runs().items():
         try:
@@ -95,9 +93,7 @@ def release() -> str:
 
 
 def report() -> dict[str, Any]:
-    """The report that `python tests/test_builds.py --report` prints: torch's version, its simulation, the
-    hashes.
-    """
+    """What `python tests/test_builds.py --report` prints: torch's version, its simulation, the hashes."""
     return {"torch": metadata.version("torch"), "how": availability()[1], "hashes": hashes()}
 
 
@@ -129,14 +125,13 @@ def write() -> None:
 
 
 def told_apart(found: dict[str, str]) -> dict[str, str]:
-    """The hashes, without those of runs that give what an earlier one gives: what makes them differ was
-    ignored.
-    """
+    """The hashes, without those of runs that give what an earlier one gives: their choice was ignored."""
     first = {value: name for name, value in reversed(found.items())}
-    return {
-        n: v if first[v] == n or v.startswith("none") else f"none: the same as {first[v]}"
-        for n, v in found.items()
-    }
+    apart = dict(found)
+    for name, value in found.items():
+        if first[value] != name and not value.startswith("none"):
+            apart[name] = f"none: the same as {first[value]}"
+    return apart
 
 
 def hashed(found: dict[str, str]) -> dict[str, str]:
@@ -163,9 +158,8 @@ def test_a_step_allocates_what_it_did_when_the_hashes_were_written(name):
 
 
 def test_every_run_has_a_hash_of_the_torch_that_is_pinned_and_of_each_other_that_is_kept():
-    pinned = re.search(
-        r"^torch==(\d+\.\d+)", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE
-    )
+    constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    pinned = re.search(r"^torch==(\d+\.\d+)", constraints, re.MULTILINE)
     assert pinned and pinned[1] in kept()
     for version, found in kept().items():
         assert hashed(found).keys() == build_runs().keys(), version
@@ -194,6 +188,6 @@ if __name__ == "__main__":
         write()
     else:
         sys.exit(
-            "Run it through pytest, or with --write to renew the hashes of this torch, --report to print"
-            " them."
+            "Run it through pytest, or with"
+            " --write to renew the hashes of this torch, --report to print them."
         )

@@ -1,12 +1,11 @@
-"""Does check-torch say what holds and what changed, and fail when something does?
-Everything here is offline.
-"""
+"""Does check-torch say what holds and what changed, and fail when something does? Everything is offline."""
 
 import argparse
 import os
 import sys
 from copy import deepcopy
 from pathlib import Path
+from unittest.mock import Mock
 
 import check_torch
 import pytest
@@ -50,10 +49,8 @@ def test_a_torch_that_changes_nothing_holds() -> None:
     holds, text = page(NOW, facts_of("2.14.0+cpu"), PASSED, {})
     assert holds and text.startswith("# The course on torch 2.14.0+cpu\n\nThe course holds.\n")
     assert "| what steps allocate | holds | 1 of 1 runs as on torch 2.13.0+cpu |" in text
-    assert (
-        "| the quick suite | holds | 3 passed |" in text
-        and "Nothing that is compared here: 1 runs, 2 oper" in text
-    )
+    assert "| the quick suite | holds | 3 passed |" in text
+    assert "Nothing that is compared here: 1 runs, 2 oper" in text
     assert "Keep its hashes for 2.14" in text
 
 
@@ -77,15 +74,12 @@ def test_what_was_kept_for_a_release_is_what_it_is_held_to() -> None:
 
 
 def test_a_gpu_that_cannot_be_simulated_fails_with_its_reason() -> None:
-    other = facts_of(
-        "3.0.0", can=False, how="torch 3.0.0 is laid out in a way this course does not know", runs={}
-    )
+    how = "torch 3.0.0 is laid out in a way this course does not know"
+    other = facts_of("3.0.0", can=False, how=how, runs={})
     holds, text = page(NOW, other, PASSED, {})
     assert not holds and "does not hold: the simulated GPU, what steps allocate." in text
-    assert (
-        "| the simulated GPU | **fails** | torch 3.0.0 is laid out in a way" in text
-        and "gpt: not simulated" in text
-    )
+    assert "| the simulated GPU | **fails** | torch 3.0.0 is laid out in a way" in text
+    assert "gpt: not simulated" in text
     assert "Begin with course_utils/measuring/simulated.py" in text
 
 
@@ -119,16 +113,16 @@ def test_operators_and_deprecations_that_come_and_go_are_told() -> None:
     now["warnings"] = ["FutureWarning: both (torch/b.py:9)", "DeprecationWarning: new (torch/a.py:3)"]
     suite = (0, "  /x/site-packages/torch/c.py:7: FutureWarning: soon gone\n= 1 passed in 2s =\n")
     text = page(before, now, suite, {})[1]
-    for title, line in {
+    new_ones = "Deprecations that this torch warns of, and the other did not"
+    told = {
         "Operators that steps call now": "aten.mm",
         "Operators that steps no longer call": "aten.add",
         "Operators that torch no longer has (2 are new)": "aten::qr",
-        "Deprecations that this torch warns of, and the other did not": (
-            "DeprecationWarning: new (torch/a.py:3)"
-        ),
+        new_ones: "DeprecationWarning: new (torch/a.py:3)",
         "Deprecations that it warns of no longer": "FutureWarning: old (torch/a.py:3)",
         "Deprecations in the quick suite": "FutureWarning: soon gone (torch/c.py:7)",
-    }.items():
+    }
+    for title, line in told.items():
         assert f"**{title}:**\n\n- {line}\n" in text
     assert "both" not in text
 
@@ -141,10 +135,8 @@ def test_a_long_list_is_cut_and_counted() -> None:
 
 def test_only_deprecations_are_told_with_their_module() -> None:
     place = "/env/lib/python3.11/site-packages/torch/nn/functional.py"
-    assert (
-        warning_line(FutureWarning, "use\n sdpa", place, 7)
-        == "FutureWarning: use sdpa (torch/nn/functional.py:7)"
-    )
+    line = warning_line(FutureWarning, "use\n sdpa", place, 7)
+    assert line == "FutureWarning: use sdpa (torch/nn/functional.py:7)"
     assert warning_line(UserWarning, "no GPU", place, 7) == ""
     ours = str(check_torch.ROOT / "course_utils" / "run.py")
     assert warning_line(DeprecationWarning, "x", ours, 1) == "DeprecationWarning: x (course_utils/run.py:1)"
@@ -172,9 +164,8 @@ def test_an_interpreter_without_the_course_is_refused(tmp_path: Path) -> None:
 
 def test_the_suite_is_run_and_its_output_kept(tmp_path: Path) -> None:
     (tmp_path / "test_two.py").write_text("def test_a(): pass\ndef test_b(): assert 1 == 2\n")
-    code, output = quick_suite(
-        sys.executable, [str(tmp_path)], ["--rootdir", str(tmp_path)], tmp_path / "quick.txt"
-    )
+    options = ["--rootdir", str(tmp_path)]
+    code, output = quick_suite(sys.executable, [str(tmp_path)], options, tmp_path / "quick.txt")
     holds, text = page(NOW, facts_of("2.14.0"), (code, output), {})
     assert not holds and "1 failed, 1 passed" in text and "test_b - assert 1 == 2" in text
     assert (tmp_path / "quick.txt").read_text() == output
@@ -198,8 +189,9 @@ def test_the_command_saves_and_prints_the_page_and_returns_its_verdict(
 ) -> None:
     version = torch.__version__.partition("+")[0]
     monkeypatch.setattr(check_torch, "asked", lambda python: here)
-    for code, output in (PASSED, (1, "= 1 failed in 2s =\n")):
-        monkeypatch.setattr(check_torch, "quick_suite", lambda *_, suite=(code, output): suite)
+    for suite in (PASSED, (1, "= 1 failed in 2s =\n")):
+        code, _ = suite
+        monkeypatch.setattr(check_torch, "quick_suite", Mock(return_value=suite))
         folder = tmp_path / str(code)
         assert check_torch.run(chosen(version, "--python", sys.executable, "--folder", str(folder))) == code
         assert (folder / "report.md").read_text(encoding="utf-8") in capsys.readouterr().out
@@ -216,9 +208,7 @@ def test_what_is_no_version_is_refused(version: str) -> None:
 def test_where_pip_gets_no_answer_one_sentence_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A real pip, with a proxy that nobody answers at. The interpreter of the tests stands for the
-    environment's.
-    """
+    """A real pip, with a proxy that nobody answers at; the tests' Python stands for the environment's."""
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
     for name, value in {"CONFIG_FILE": os.devnull, "PROXY": "http://127.0.0.1:9", "RETRIES": "1"}.items():
@@ -229,9 +219,8 @@ def test_where_pip_gets_no_answer_one_sentence_says_so(
         home.python.symlink_to(sys.executable)
 
     monkeypatch.setattr(check_torch.environment, "make_folder", stand_in)
-    with pytest.raises(
-        SetupError, match=r"^The proxy did not answer, so torch==9\.9\.9 could not be installed"
-    ) as told:
+    words = r"^The proxy did not answer, so torch==9\.9\.9 could not be installed"
+    with pytest.raises(SetupError, match=words) as told:
         own_environment("9.9.9", False, tmp_path)
     assert "\n" not in str(told.value) and not (tmp_path / "made.json").exists()
 
@@ -251,10 +240,9 @@ def test_an_environment_has_the_pins_of_all_but_torch_and_is_made_once(
 
     monkeypatch.setattr(check_torch.environment, "make_folder", made)
     monkeypatch.setattr(check_torch.environment, "pip_install", install)
+    python = check_torch.Apart(tmp_path, place=tmp_path).python
     for _ in range(2):
-        assert own_environment("2.11.0", False, tmp_path) == str(
-            check_torch.Apart(tmp_path, place=tmp_path).python
-        )
+        assert own_environment("2.11.0", False, tmp_path) == str(python)
     first, second = asked_for
     assert first[-1] == "torch==2.11.0" and second[:2] == ["--constraint", str(tmp_path / "constraints.txt")]
     assert second[2:] == ["torch==2.11.0", *packages()]

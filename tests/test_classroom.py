@@ -1,6 +1,4 @@
-"""Is a class graded fairly, whatever its notebooks do, and is the learners' copy of the course free of
-solutions?
-"""
+"""Is a class graded fairly, whatever its notebooks do, and is the learners' copy free of solutions?"""
 
 import csv
 import io
@@ -108,11 +106,8 @@ def test_a_crash_costs_only_itself(graded: dict[str, Graded]) -> None:
 
 def test_patches_floods_and_greed_pass_nothing_and_leave_nothing(graded: dict[str, Graded]) -> None:
     assert states(graded["rude"]) == {"not solved"} and not graded["rude"].problem
-    left = [
-        p
-        for p in psutil.process_iter(["cmdline"])
-        if "time.sleep(987.25)" in " ".join(p.info["cmdline"] or [])
-    ]
+    lines = [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
+    left = [line for line in lines if "time.sleep(987.25)" in line]
     assert left == [] or (not sys.platform.startswith("linux") and len(left) == 1)
 
 
@@ -173,16 +168,9 @@ def test_the_table_has_a_row_for_each_exercise(tmp_path: Path) -> None:
 
 def test_the_page_names_everybody_and_what_was_said() -> None:
     page = class_page(CLASS)
-    for words in (
-        "ada",
-        "bob",
-        "eve",
-        "1 of 2",
-        "ended after 45 s",
-        "That &lt;is&gt; off.",
-        "it is empty",
-        "1 ×",
-    ):
+    for words in ("ada", "bob", "eve", "1 of 2", "1 ×"):
+        assert words in page
+    for words in ("ended after 45 s", "That &lt;is&gt; off.", "it is empty"):
         assert words in page
     assert "http" not in page and "width=device-width" in page
 
@@ -202,9 +190,8 @@ def test_the_learners_copy_has_no_solutions_and_works(tmp_path: Path) -> None:
     assert not any(mark in text for mark in ANSWERS)
     assert not list(target.rglob("src")) and not list(target.rglob("skeletons"))
     assert (target / "conftest.py").exists()
-    assert {word for word in TEST_OPTIONS if "/" in word} == {
-        path.relative_to(target).as_posix() for path in (target / "tests").iterdir()
-    }
+    in_tests = {path.relative_to(target).as_posix() for path in (target / "tests").iterdir()}
+    assert {word for word in TEST_OPTIONS if "/" in word} == in_tests
     linked = re.findall(r"\]\(([^)#:]+)[)#]", (target / "README.md").read_text(encoding="utf-8"))
     assert len(linked) > 5 and not [path for path in linked if not (target / path).exists()]
     command = [sys.executable, "-m", "course_utils", "estimate", "gpt2"]
@@ -268,9 +255,11 @@ def test_a_broken_archive_costs_only_its_own_notebook(tmp_path: Path) -> None:
 
 
 def test_of_two_notebooks_the_newer_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        grading, "grade_notebook", lambda path, learner, most: Graded(learner, "06", {}, "", 1.5)
-    )
+
+    def graded_at_once(path: Path, learner: str, most: object) -> Graded:
+        return Graded(learner, "06", {}, "", 1.5)
+
+    monkeypatch.setattr(grading, "grade_notebook", graded_at_once)
     (tmp_path / "ada").mkdir(parents=True)
     for age, name in enumerate(("ada/second try", "ada/first", "bob")):
         path = tmp_path / f"{name}.ipynb"

@@ -23,17 +23,14 @@ EXACT: list[dict[str, Any]] = [
 @pytest.mark.parametrize("choices", EXACT, ids=str)
 @pytest.mark.parametrize("model", [GPT, LLAMA], ids=["gpt", "llama"])
 def test_an_estimate_unrolled_is_placed_as_the_simulated_step_is(model, choices):
-    """Single numbers are left out of it, as loss scales; and Muon's states come in
-    another order than ours.
-    """
+    """Single numbers, as loss scales, are left out; and Muon's states come in another order than ours."""
     run = TrainingRun(shallow(model, 4), **{"micro_batch": 2, "seq_len": 512} | choices)
     ours = counted(run)
     truth = counted(measure(run, "simulated"))
     assert ours.tensors == pytest.approx(estimate(run).total, abs=4096)
     assert ours.tensors == pytest.approx(truth.tensors, abs=4096)
-    assert ours.allocated == pytest.approx(
-        truth.allocated, rel=5e-4 if choices.get("optimizer") == "muon" else 1e-5
-    )
+    apart = 5e-4 if choices.get("optimizer") == "muon" else 1e-5
+    assert ours.allocated == pytest.approx(truth.allocated, rel=apart)
     assert ours.reserved == pytest.approx(truth.reserved, rel=0.02)
     assert ours.reserved >= ours.allocated >= ours.tensors
 
@@ -56,11 +53,8 @@ def test_a_card_adds_workspaces_to_both():
 
 def test_comparing_names_tensors_and_counters():
     text = repr(compare(TrainingRun(shallow(GPT, 2), micro_batch=2, seq_len=128), "simulated"))
-    assert [line.split("  ")[0] for line in text.splitlines()][-5:-2] == [
-        "tensors",
-        "allocator's counter",
-        "reserved",
-    ]
+    firsts = [line.split("  ")[0] for line in text.splitlines()]
+    assert firsts[-5:-2] == ["tensors", "allocator's counter", "reserved"]
 
 
 def test_what_is_not_unrolled_is_said():

@@ -1,6 +1,4 @@
-"""The Explorer's core: it shows what the closed forms say, offers what can be chosen,
-and refuses in words.
-"""
+"""The Explorer's core: it shows what closed forms say, offers what can be chosen, and refuses in words."""
 
 import random
 import re
@@ -62,10 +60,8 @@ def test_controls_are_flat_data_that_a_page_can_hold_in_its_address():
 def test_it_shows_what_the_closed_forms_say(chosen: dict[str, Any]):
     shown = dashboard(chosen)
     said = estimate(run_of(chosen))
-    assert shown.breakdown == said and (shown.breakdown.phase, shown.breakdown.label) == (
-        said.phase,
-        said.label,
-    )
+    assert shown.breakdown == said
+    assert (shown.breakdown.phase, shown.breakdown.label) == (said.phase, said.label)
     assert sum(map(int, re.findall(r'data-bytes="(\d+)"', shown.stack.svg))) == said.total
     columns = sum(map(int, re.findall(r'data-moment-bytes="(\d+)"', shown.timeline.svg)))
     assert columns == sum(moment.total for moment in moments(shown.run).values())
@@ -236,10 +232,8 @@ def crossed(svg: str) -> list[str]:
 
 
 def test_no_line_runs_through_a_number_or_a_word():
-    for chosen in [
-        *possible(250),
-        *({"gpu": name, "micro_batch": size} for name in GPUS for size in (1, 4, 8, 32)),
-    ]:
+    on_each_gpu = [{"gpu": name, "micro_batch": size} for name in GPUS for size in (1, 4, 8, 32)]
+    for chosen in [*possible(250), *on_each_gpu]:
         shown = dashboard(chosen)
         for figure in (shown.stack, shown.timeline):
             for svg in filter(None, (figure.svg, figure.narrow)):

@@ -1,6 +1,4 @@
-"""Demos: sizes that follow the card, failures that are genuine, a rehearsal that runs them all, one key a
-step.
-"""
+"""Demos: sizes that follow the card, genuine failures, a rehearsal that runs them all, one key a step."""
 
 import asyncio
 import gc
@@ -83,7 +81,10 @@ def broken(stage: Stage) -> StepResult:
 
 
 BROKEN = Demo(
-    "Broken", "Nothing works.", (DemoStep("One", "", broken),), lambda stage: [Foreseen("a run", True)]
+    "Broken",
+    "Nothing works.",
+    steps=(DemoStep("One", "", broken),),
+    foresee=lambda stage: [Foreseen("a run", True)],
 )
 
 
@@ -202,9 +203,11 @@ ASKED = "Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 4.00 GiB of w
 @pytest.fixture
 def meters(monkeypatch) -> Iterator[list[Meter]]:
     """The meters that a live stage has shown."""
-    monkeypatch.setattr(
-        stages, "live_meter", lambda: Meter(lambda _: Reading(MB, 2 * MB), "live on a stand-in")
-    )
+
+    def stand_in() -> Meter:
+        return Meter(lambda _: Reading(MB, 2 * MB), "live on a stand-in")
+
+    monkeypatch.setattr(stages, "live_meter", stand_in)
     monkeypatch.setattr(devices, "Cuda", devices.Host)
     monkeypatch.setattr(live, "free_bytes", lambda: SMALL.memory)
     yield []
@@ -259,10 +262,8 @@ def test_the_program_that_leaves_holes_says_what_happened(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1000 * MiB, 1200 * MiB))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla T4")
     fragmentation.main()
-    assert (
-        json.loads(capsys.readouterr().out)["message"] == "CUDA out of memory."
-        and sum(asked[:4]) <= 1000 * MiB
-    )
+    assert json.loads(capsys.readouterr().out)["message"] == "CUDA out of memory."
+    assert sum(asked[:4]) <= 1000 * MiB
 
 
 @pytest.mark.parametrize(("expandable", "message"), [(False, "CUDA out of memory."), (True, "")])

@@ -1,6 +1,4 @@
-"""Two measurements next to each other: every byte of the difference has an owner. And
-measurements in files.
-"""
+"""Two measurements next to each other: every byte of the difference has an owner. Measurements in files."""
 
 import dataclasses
 import gzip
@@ -42,11 +40,9 @@ def test_a_measurement_comes_back_whole_and_says_that_it_is_recorded(saved: Path
     again = read_measurement(saved)
     assert again.allocations == whole.allocations and again.timeline == whole.timeline
     assert [item.line for item in again.allocations] == [item.line for item in whole.allocations]
-    assert (again.breakdown, again.moments, again.phase_peaks) == (
-        whole.breakdown,
-        whole.moments,
-        whole.phase_peaks,
-    )
+    assert again.breakdown == whole.breakdown
+    assert again.moments == whole.moments
+    assert again.phase_peaks == whole.phase_peaks
     assert replay(again).reserved == replay(whole).reserved
     assert str(again.provenance).startswith("recorded on a simulated GPU · torch 2.")
     assert read_measurement(save_measurement(again, saved)).provenance == again.provenance
@@ -95,9 +91,8 @@ def test_a_file_that_is_not_ours_is_never_overwritten(saved: Path, tmp_path: Pat
 )
 def test_a_damaged_file_is_refused_in_one_sentence(saved: Path, changes: dict[str, Any]) -> None:
     changed(saved, **changes)
-    with pytest.raises(
-        ValueError, match=r"^before\.json\.gz is damaged \(\w+Error: .*\): measure and save again$"
-    ):
+    words = r"^before\.json\.gz is damaged \(\w+Error: .*\): measure and save again$"
+    with pytest.raises(ValueError, match=words):
         read_measurement(saved)
 
 
@@ -150,9 +145,8 @@ def test_the_rows_are_the_whole_difference_by_kind_too_and_change_their_sign_wit
         assert row.bytes == now - was != 0
     assert {kind: size for kind, size in kinds.items() if size} == found.by_kind
     assert (found.rows[-1].change, found.rows[-1].bytes) == ("not attributed", 0)
-    assert {(row.was, row.now, row.bytes) for row in found.rows} == {
-        (row.now, row.was, -row.bytes) for row in back.rows
-    }
+    turned_round = {(row.now, row.was, -row.bytes) for row in back.rows}
+    assert {(row.was, row.now, row.bytes) for row in found.rows} == turned_round
 
 
 def test_nothing_changed_where_nothing_did() -> None:
@@ -170,9 +164,8 @@ def made(*tensors: Allocation, phase: str = "backward") -> Measurement:
     gone = dataclasses.replace(TENSOR, born=0, died=1)
     events = [(gone.bytes, gone.kind), (-gone.bytes, gone.kind)]
     alive = [dataclasses.replace(item, born=len(events) + number) for number, item in enumerate(tensors)]
-    timeline = Timeline(
-        [*events, *((item.bytes, item.kind) for item in alive)], [Mark(0, 1, phase), Mark(2, 2, phase)]
-    )
+    events += [(item.bytes, item.kind) for item in alive]
+    timeline = Timeline(events, [Mark(0, 1, phase), Mark(2, 2, phase)])
     kinds = {item.kind: sum(other.bytes for other in alive if other.kind == item.kind) for item in alive}
     peak = MemoryBreakdown(kinds, phase, "peak")
     provenance = Provenance("simulated", "", "2.13.0", "2026-11-23")
@@ -245,18 +238,16 @@ def test_of_what_changed_both_values_are_shown() -> None:
 def test_graphs_of_earlier_steps_and_blocks_that_were_added_are_rows_of_their_own() -> None:
     earlier = [dataclasses.replace(TENSOR, step=step) for step in (1, 0, -1)]
     (row, _) = difference(made(TENSOR), made(*earlier, TENSOR)).rows
-    assert (
-        row.change == "came" and row.now and (row.now.count, row.now.made_in) == (3, "forward, steps -1 to 1")
-    )
+    assert row.change == "came" and row.now
+    assert (row.now.count, row.now.made_in) == (3, "forward, steps -1 to 1")
     blocks = [dataclasses.replace(TENSOR, module=f"blocks.{number}.mlp") for number in range(4)]
     (row, _) = difference(made(*blocks[:2]), made(*blocks)).rows
     assert row.now and (row.was, row.bytes, row.now.count, row.now.module) == (None, 4096, 2, "blocks.*.mlp")
 
 
 def test_tensors_that_another_module_makes_now_are_counted_and_not_listed() -> None:
-    found = difference(
-        made(TENSOR, OTHER), made(dataclasses.replace(TENSOR, module="model.blocks.0.mlp"), OTHER)
-    )
+    moved = dataclasses.replace(TENSOR, module="model.blocks.0.mlp")
+    found = difference(made(TENSOR, OTHER), made(moved, OTHER))
     assert found.elsewhere == 1 and len(found.rows) == 1
     assert "Not shown: 1 tensors that differ only in operation or module." in repr(found)
 
@@ -268,9 +259,8 @@ def test_a_peak_that_moved_to_another_phase_is_said_first() -> None:
     assert (old.peak_phase, new.peak_phase) == ("backward", "optimizer")
     sizes = f"{format_bytes(old.peak)} → {format_bytes(new.phase_peaks['backward'].total)}"
     opening = repr(found).splitlines()[0]
-    assert opening.startswith("The peak moved from backward to optimizer") and opening.endswith(
-        f"alone: {sizes}."
-    )
+    assert opening.startswith("The peak moved from backward to optimizer")
+    assert opening.endswith(f"alone: {sizes}.")
     assert "two different moments" in found._repr_html_()
 
 
@@ -284,24 +274,24 @@ def test_what_a_recording_does_not_hold_is_not_attributed_and_said() -> None:
     found = difference(whole, few)
     unknown = larger.peak - sum(item.bytes for item in larger.largest(10))
     assert found.rows[-1].bytes == unknown > 0 and sum(row.bytes for row in found.rows) == found.bytes
-    assert (
-        f"Of after the allocations at the peak alone are kept, without small ones ({format_bytes(unknown)})."
-        in repr(found)
-    )
+    small = f"without small ones ({format_bytes(unknown)})"
+    assert f"Of after the allocations at the peak alone are kept, {small}." in repr(found)
 
 
 def test_of_two_live_measurements_the_counters_are_compared_too() -> None:
-    before, after = (
-        dataclasses.replace(simulate(run), counters={"allocated": simulate(run).peak + beyond})
-        for run, beyond in ((RUN, 1000), (RUN.replace(micro_batch=4), 9000))
-    )
+
+    def counted(run: TrainingRun, beyond: int) -> Measurement:
+        measured = simulate(run)
+        return dataclasses.replace(measured, counters={"allocated": measured.peak + beyond})
+
+    before = counted(RUN, 1000)
+    after = counted(RUN.replace(micro_batch=4), 9000)
     assert "+8.00 KB beyond the tensors" in repr(difference(before, after))
 
 
 def test_it_draws_so_many_rows_and_code_does_not_become_markup() -> None:
-    found = difference(
-        made(), made(dataclasses.replace(TENSOR, line="model.py:4  if a < b:"), OTHER), count=1
-    )
+    compares = dataclasses.replace(TENSOR, line="model.py:4  if a < b:")
+    found = difference(made(), made(compares, OTHER), count=1)
     assert len(found.rows) == 3 and "Not shown: 1 more rows, +512 B." in repr(found)
     html = found._repr_html_()
     assert html.count("<tr>") == 3 and "a &lt; b" in html and "not attributed" in html and "head" not in html

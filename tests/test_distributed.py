@@ -1,5 +1,4 @@
-"""Real processes: what ranks report, how failures read, that none is left; and data parallelism as torch does
-it.
+"""Real processes: what ranks report, how failures read, that none is left; data parallelism as torch does it.
 
 Every start of processes costs seconds: so tests share what they can. Nothing here may signal the test's own
 process.
@@ -55,9 +54,7 @@ def program(tmp_path):
 
 
 def left_behind(caller: int | None = None) -> list[psutil.Process]:
-    """Every process that still runs of those that `run_ranks` started for a caller (this process): ranks,
-    torchrun.
-    """
+    """Every process, rank or torchrun, still running of those started for a caller (this one)."""
     found = []
     wanted = str(caller or os.getpid())
     for process in psutil.process_iter(["status"]):
@@ -113,9 +110,8 @@ def test_every_rank_reports_in_order(program, monkeypatch, forks):
         rank, of = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         report({"rank": rank, "of": of, "argument": sys.argv[1]})
     """)
-    assert run_ranks(path, 3, ["hello"]) == [
-        {"rank": rank, "of": 3, "argument": "hello"} for rank in range(3)
-    ]
+    reported = [{"rank": rank, "of": 3, "argument": "hello"} for rank in range(3)]
+    assert run_ranks(path, 3, ["hello"]) == reported
 
 
 def sum_of_ranks(start: int, names: list[str]):
@@ -177,17 +173,14 @@ def asks_for_a_gpu():
 
 
 def test_only_ranks_ask_cuda_for_gpus(tmp_path, monkeypatch):
-    """CUDA refuses every call of a process forked from one that has asked: of all
-    ranks, had torchrun asked.
-    """
+    """CUDA refuses a process forked from one that has asked: it would refuse all ranks if torchrun asked."""
     (tmp_path / "sitecustomize.py").write_text(ASKED)  # executed as each Python starts
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("ASKED", str(tmp_path / "asked.txt"))
     found = run_ranks(asks_for_a_gpu, 2)
     assert [answer for answer, _ in found] == [False, False]
-    assert {int(number) for number in (tmp_path / "asked.txt").read_text().split()} == {
-        number for _, number in found
-    }
+    asked = {int(number) for number in (tmp_path / "asked.txt").read_text().split()}
+    assert asked == {number for _, number in found}
 
 
 def holds_its_group_to_the_end():
@@ -219,9 +212,8 @@ def one_raises():
 
 def test_a_failing_rank_is_named_with_its_last_words_although_another_clings_on(monkeypatch):
     monkeypatch.setattr(distributed, "GRACE_SECONDS", 1.0)
-    with pytest.raises(
-        RankFailed, match=r"(?s)rank 1 of one_raises\(\) failed.*ZeroDivisionError: on purpose"
-    ) as info:
+    words = r"(?s)rank 1 of one_raises\(\) failed.*ZeroDivisionError: on purpose"
+    with pytest.raises(RankFailed, match=words) as info:
         run_ranks(one_raises, 2)
     line = one_raises.__code__.co_firstlineno + 6
     assert f'File "one_raises.py", line {line}, in one_raises\n    raise Zero' in str(info.value)
@@ -243,27 +235,24 @@ def test_a_time_out_names_who_had_not_finished_and_ends_every_process(monkeypatc
 
     def time_is_up(folder: Path, deadline: float) -> bool:
         """As soon as there is all that this test wants to see, however slow the computer is."""
-        return (len(lines) == 2 and (folder / "0.done").exists()) or ends(folder, deadline)
+        everything = len(lines) == 2 and (folder / "0.done").exists()
+        return everything or ends(folder, deadline)
 
     monkeypatch.setattr(distributed, "_should_end", time_is_up)
-    with pytest.raises(
-        RankFailed, match=r"the 2 ranks of one_hangs\(\) took more than 900 s and were ended"
-    ) as info:
+    words = r"the 2 ranks of one_hangs\(\) took more than 900 s and were ended"
+    with pytest.raises(RankFailed, match=words) as info:
         run_ranks(one_hangs, 2, timeout_seconds=900, show=lines.append)
+    said = str(info.value)
     line = one_hangs.__code__.co_firstlineno + 6
-    for words in (
-        "Not finished: rank 1.",
-        f"rank 1 was at one_hangs.py, line {line}, in one_hangs. ",
-        "hello from 1",
-    ):
-        assert words in str(info.value)
-    assert "rank 0" not in str(info.value)
+    assert "Not finished: rank 1." in said
+    assert f"rank 1 was at one_hangs.py, line {line}, in one_hangs. " in said
+    assert "hello from 1" in said
+    assert "rank 0" not in said
 
 
 def test_ranks_that_never_start_are_told_from_ranks_that_hang(monkeypatch):
-    monkeypatch.setattr(
-        distributed, "_launcher", lambda *_: [sys.executable, "-c", "import time; time.sleep(60)"]
-    )
+    sleeps = [sys.executable, "-c", "import time; time.sleep(60)"]
+    monkeypatch.setattr(distributed, "_launcher", lambda *_: sleeps)
     with pytest.raises(RankFailed, match="took more than 1 s and were ended before any had started"):
         run_ranks(one_hangs, 2, timeout_seconds=1)
 
@@ -282,9 +271,8 @@ def one_is_killed():
 
 
 def test_a_killed_rank_is_named_and_what_it_had_started_ends_too():
-    with pytest.raises(
-        RankFailed, match=r"(?s)rank 1 of one_is_killed\(\) was killed by SIGKILL.*still here$"
-    ):
+    words = r"(?s)rank 1 of one_is_killed\(\) was killed by SIGKILL.*still here$"
+    with pytest.raises(RankFailed, match=words):
         run_ranks(one_is_killed, 2)
 
 
@@ -406,9 +394,8 @@ def test_a_closure_is_told_what_it_takes_along():
     def closure():
         return steps
 
-    with pytest.raises(
-        TypeError, match=r"closure\(\) uses steps of the function around it.*pass steps as an argument"
-    ):
+    words = r"closure\(\) uses steps of the function around it.*pass steps as an argument"
+    with pytest.raises(TypeError, match=words):
         run_ranks(closure, 2)
 
 
@@ -543,10 +530,10 @@ def all_measured() -> dict[tuple[TrainingRun, int], Measurement]:
     wanted += [(RUN.replace(**changes), 2) for changes in RECIPES]
     pickled = base64.b64encode(pickle.dumps(wanted)).decode()
     found = run_ranks(follow_each, 2, pickled=pickled)[0]
-    return {
-        key: dataclasses.replace(from_json(content, ""), losses=losses)
-        for key, (content, losses) in zip(wanted, found, strict=True)
-    }
+    measured = {}
+    for key, (content, losses) in zip(wanted, found, strict=True):
+        measured[key] = dataclasses.replace(from_json(content, ""), losses=losses)
+    return measured
 
 
 @functools.cache

@@ -1,6 +1,4 @@
-"""Do the copies for nbgrader and Colab hold what these ask for, and do the other platforms' settings fit the
-course?
-"""
+"""Do the copies for nbgrader and Colab hold what these ask for, and do other platforms' settings fit?"""
 
 import json
 import os
@@ -36,9 +34,8 @@ def nbgrader_marks(notebook: dict[str, Any], kind: str) -> list[dict[str, Any]]:
 
 def test_nbgrader_gets_every_exercise_with_its_marks_and_no_explanations(tmp_path):
     written = elsewhere.nbgrader_source(tmp_path / "course")
-    assert [path.name for path in written] == [
-        path.name for path in sorted((ROOT / "exercises").glob("*.ipynb"))
-    ]
+    exercises = sorted((ROOT / "exercises").glob("*.ipynb"))
+    assert [path.name for path in written] == [path.name for path in exercises]
     for path in written:
         notebook = read(path)
         assert nbformat.validator.isvalid(nbformat.from_dict(notebook), version=4)
@@ -49,9 +46,8 @@ def test_nbgrader_gets_every_exercise_with_its_marks_and_no_explanations(tmp_pat
         checks = [cell["id"] for cell in nbgrader_marks(notebook, "grade")]
         assert checks == list(check_cells(read(ROOT / "exercises" / path.name)))
         solutions = [cell["id"] for cell in nbgrader_marks(notebook, "solution")]
-        assert solutions == [
-            cell["id"] for cell in notebook["cells"] if "### BEGIN SOLUTION" in cell["source"]
-        ]
+        marked = [cell for cell in notebook["cells"] if "### BEGIN SOLUTION" in cell["source"]]
+        assert solutions == [cell["id"] for cell in marked]
         exercise = {cell["id"] for cell in read(ROOT / "exercises" / path.name)["cells"]}
         assert {cell["id"] for cell in notebook["cells"]} == exercise
         assert not [cell for cell in notebook["cells"] if cell.get("outputs")]
@@ -83,9 +79,8 @@ def test_a_first_cell_unpacks_the_course_that_was_uploaded(tmp_path, monkeypatch
     (tmp_path / "copies" / "course.zip").rename(tmp_path / "course.zip")
     exec("\n".join(lines), {})
     assert Path.cwd() == tmp_path / "course" / copy.parent.name and sys.path[0] == str(tmp_path / "course")
-    assert (
-        not (tmp_path / "course" / "solutions").exists() and (tmp_path / "course" / "pyproject.toml").exists()
-    )
+    assert not (tmp_path / "course" / "solutions").exists()
+    assert (tmp_path / "course" / "pyproject.toml").exists()
 
 
 @pytest.mark.skipif(shutil.which("git") is None or sys.platform == "win32", reason="Colab is Linux, with git")
@@ -110,9 +105,8 @@ def test_a_first_cell_fetches_the_course_from_its_repository_and_installs_it(tmp
         "    os.chdir(there); shell.run_cell(cell).raise_error()\n"
         "print(open('data.txt').read(), sys.path[0])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == f"fetched {tmp_path / 'course'}"
     assert (tmp_path / "pip.txt").read_text() == f"-m pip install --quiet {tmp_path / 'course'}[lab]\n"
@@ -133,12 +127,10 @@ def test_nothing_is_overwritten(words, tmp_path, capsys):
 
 
 def test_binder_gets_the_torch_that_outputs_were_made_with():
-    locked = re.search(
-        r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE
-    )
-    assert locked and f"torch=={locked[1]}+cpu\n" in (ROOT / ".binder/requirements.txt").read_text(
-        encoding="utf-8"
-    )
+    constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    requirements = (ROOT / ".binder/requirements.txt").read_text(encoding="utf-8")
+    locked = re.search(r"^torch==(\S+)$", constraints, re.MULTILINE)
+    assert locked and f"torch=={locked[1]}+cpu\n" in requirements
     python = (ROOT / ".binder/runtime.txt").read_text(encoding="utf-8").strip().removeprefix("python-")
     oldest = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
         "requires-python"
@@ -172,9 +164,8 @@ def test_the_hub_pulls_the_course_for_who_logs_in(monkeypatch, tmp_path):
     pulls = f"/{PULL}{FIRST.replace('/', '%2F')}"
     assert hub_settings("jupyterhub_config.py").Spawner.default_url == pulls
     trying = hub_settings("jupyterhub_try.py")
-    assert trying.JupyterHub.bind_url.startswith("http://127.0.0.1:"), (
-        "one password for all: for this machine alone"
-    )
+    # one password for all: for this machine alone
+    assert trying.JupyterHub.bind_url.startswith("http://127.0.0.1:")
     assert trying.Spawner.default_url == pulls
 
 
@@ -187,10 +178,8 @@ def test_links_have_the_forms_that_their_places_ask_for(capsys):
         "?labpath=notebooks%2F00_start_here.ipynb"
     )
     colab_start = "https://colab.research.google.com/github/you/course/blob/main/notebooks/"
-    assert (
-        main(["links", "--repository", REPOSITORY, "--branch", "taught", "--hub", "https://h.example.org"])
-        == 0
-    )
+    options = ["--repository", REPOSITORY, "--branch", "taught", "--hub", "https://h.example.org"]
+    assert main(["links", *options]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(numbered(ROOT / "notebooks")) and all(PULL in x for x in lines)
     assert main(["links", "--repository", "https://github.com/you/course.git", "--colab"]) == 0
@@ -201,13 +190,11 @@ def test_links_have_the_forms_that_their_places_ask_for(capsys):
 
 def test_commands_of_the_page_are_there():
     text = (ROOT / "docs/classroom.md").read_text(encoding="utf-8")
-    assert {"release", "grade", "nbgrader", "colab", "links", "slides"} <= set(
-        re.findall(r"course_utils (\w+)", text)
-    )
+    named = set(re.findall(r"course_utils (\w+)", text))
+    assert {"release", "grade", "nbgrader", "colab", "links", "slides"} <= named
     assert set(re.findall(r"python3 -m course_utils (\w+)", text)) <= set(COMMANDS)
-    assert all(
-        (ROOT / path).exists() for path in re.findall(r"`((?:docs|\.binder|notebooks)/[\w./]+)`", text)
-    )
+    paths = re.findall(r"`((?:docs|\.binder|notebooks)/[\w./]+)`", text)
+    assert all((ROOT / path).exists() for path in paths)
 
 
 def test_hooks_are_local_and_run_what_lint_runs():

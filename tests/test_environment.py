@@ -1,6 +1,4 @@
-"""Set-up: which torch, when an environment is trusted, what is said when it cannot be made, and what it
-consists of.
-"""
+"""Set-up: which torch, when an environment is trusted, what is said when none can be made, what it has."""
 
 import errno
 import json
@@ -36,9 +34,7 @@ def home(tmp_path, monkeypatch):
 
 @pytest.fixture
 def installer(home, monkeypatch):
-    """Makes environments without pip or venv running; what pip was asked for. PyTorch's own index never
-    answers.
-    """
+    """Makes environments without pip or venv; what pip was asked for. PyTorch's own index never answers."""
     asked = []
 
     def run(command, **_):
@@ -88,10 +84,8 @@ def test_torch_build_that_cannot_be_is_refused(system, asked):
 
 
 def test_torch_is_sought_where_its_build_is():
-    found = {
-        place: environment.torch_sources(*place)
-        for place in product(("Linux", "Windows", "Darwin"), ("cpu", "cuda"))
-    }
+    places = product(("Linux", "Windows", "Darwin"), ("cpu", "cuda"))
+    found = {place: environment.torch_sources(*place) for place in places}
     assert [options[-1:] for options in found.pop(("Linux", "cpu"))] == [[environment.CPU_INDEX], []]
     assert [options[-1:] for options in found.pop(("Windows", "cuda"))] == [[environment.CUDA_INDEX]]
     assert all(sources == [[]] for sources in found.values())
@@ -106,9 +100,8 @@ def test_finished_environment_is_used_as_it_is(home, installer):
     facts = json.loads(home.marker.read_text())
     assert (facts["state"], facts["purpose"], facts["torch"]) == ("ready", "lab", "cpu")
     asked = list(installer)
-    assert environment.CPU_INDEX in asked[0] and asked[1] == [asked[0][-1]], (
-        "then the package index, for the same"
-    )
+    assert environment.CPU_INDEX in asked[0]
+    assert asked[1] == [asked[0][-1]], "then the package index, for the same"
     assert environment.interpreter(home, "lab") == home.python
     assert installer == asked
 
@@ -221,9 +214,8 @@ def test_pip_failures_are_told_in_one_sentence(said, told, tmp_path):
 def test_a_clone_that_may_not_be_written_to_is_told_in_one_sentence(home, monkeypatch):
     refused = PermissionError(errno.EACCES, "Permission denied", str(home.folder))
     monkeypatch.setattr(Path, "mkdir", Mock(side_effect=refused))  # root may write anywhere
-    with pytest.raises(
-        SetupError, match=rf"^You may not write to {re.escape(str(home.folder))}: clone the course"
-    ):
+    words = rf"^You may not write to {re.escape(str(home.folder))}: clone the course"
+    with pytest.raises(SetupError, match=words):
         environment.interpreter(home, "lab")
 
 
@@ -244,10 +236,9 @@ def test_a_proxy_that_does_not_answer_is_told_by_a_real_pip(tmp_path, monkeypatc
         "--index-url",
         "https://index.invalid/simple",
     ]
+    index = ["--index-url", "https://index.invalid/simple"]
     with pytest.raises(SetupError, match=r"^The proxy did not answer, so a package could not be installed"):
-        pip_install(
-            home, "a package", [*proxy, "--index-url", "https://index.invalid/simple", "a-package-of-nobody"]
-        )
+        pip_install(home, "a package", [*proxy, *index, "a-package-of-nobody"])
 
 
 def test_no_network_is_told_by_a_real_pip(tmp_path, monkeypatch, capsys):
@@ -270,9 +261,8 @@ def test_no_network_is_told_by_a_real_pip(tmp_path, monkeypatch, capsys):
         pip_install(home, "a package", nowhere)
     assert pip_install(home, "a package", nowhere, may_fail=True) is False
     assert "a-package-of-nobody" in home.log.read_text()
-    assert len(capsys.readouterr().out.splitlines()) == 3, (
-        "one line an attempt, and one that it was not available"
-    )
+    # one line an attempt, and one that it was not available
+    assert len(capsys.readouterr().out.splitlines()) == 3
 
 
 # --here
@@ -307,17 +297,14 @@ def test_an_environment_that_the_user_made_is_used_as_with_here(home, installer,
     monkeypatch.setattr(environment.sys, "prefix", str(home.folder))
     assert environment.interpreter(home, "lab") == Path(sys.executable) and installer == []
     environment.remember(home, state="unfinished")
-    assert environment.interpreter(home, "lab") == home.python and installer, (
-        "one that set-up began is made anew"
-    )
+    assert environment.interpreter(home, "lab") == home.python
+    assert installer, "one that set-up began is made anew"
 
 
 def test_many_missing_packages_are_counted():
     said = environment.how_to_install([f"p{number}>=1" for number in range(5)], "test", here=True)
-    assert (
-        "--here needs p0>=1, p1>=1, p2>=1, 2 more in" in said
-        and '-m pip install --editable ".[test]"`' in said
-    )
+    assert "--here needs p0>=1, p1>=1, p2>=1, 2 more in" in said
+    assert '-m pip install --editable ".[test]"`' in said
 
 
 # What an environment consists of
@@ -328,11 +315,8 @@ def test_each_extra_contains_the_one_before_it_and_the_package_alone_needs_nothi
     needed = [environment.requirements(ROOT, extra) for extra in ("torch", "lab", "test", "author")]
     assert [*needed[0]] == ["torch", "numpy"] and "jupyterlab" in needed[1] and "torch" in needed[3]
     assert all(less.items() < more.items() for less, more in pairwise(needed))
-    assert (
-        {*PROJECT["optional-dependencies"]}
-        == {"torch", "lab", "test", "author"}
-        == {*environment.SET_UP_WITH}
-    )
+    extras = {"torch", "lab", "test", "author"}
+    assert extras == set(PROJECT["optional-dependencies"]) == set(environment.SET_UP_WITH)
 
 
 def test_lock_pins_every_direct_requirement_at_a_version_that_it_allows_and_holds_no_addresses():
@@ -349,12 +333,11 @@ def test_lock_pins_every_direct_requirement_at_a_version_that_it_allows_and_hold
 
 def test_conda_environment_has_the_packages_of_lab_and_test_and_a_python_that_the_package_allows():
     need("rattler", "yaml")
-    rattler, yaml = map(import_module, ("rattler", "yaml"))
+    rattler = import_module("rattler")
+    yaml = import_module("yaml")
     conda = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
-    assert (
-        conda["channels"] == ["conda-forge", "nodefaults"]
-        and {"pip": ["--editable ."]} in conda["dependencies"]
-    )
+    assert conda["channels"] == ["conda-forge", "nodefaults"]
+    assert {"pip": ["--editable ."]} in conda["dependencies"]
     listed = [rattler.MatchSpec(item, strict=True) for item in conda["dependencies"] if isinstance(item, str)]
     specs = {spec.name.normalized: spec for spec in listed if spec.name}
     ours = {"torch": "pytorch"}
@@ -363,10 +346,9 @@ def test_conda_environment_has_the_packages_of_lab_and_test_and_a_python_that_th
     for name, least in needed.items():
         version = rattler.VersionSpec(str(specs[name].version))
         if name == "pytorch":
-            assert version.matches(rattler.Version(environment.locked(ROOT)["torch"]))
-            assert rattler.VersionSpec(f">={least}").matches(
-                rattler.Version(environment.locked(ROOT)["torch"])
-            )
+            locked = rattler.Version(environment.locked(ROOT)["torch"])
+            assert version.matches(locked)
+            assert rattler.VersionSpec(f">={least}").matches(locked)
         else:
             assert str(specs[name].version) == f">={least}", name
     python = rattler.VersionSpec(str(specs["python"].version))

@@ -1,8 +1,8 @@
-"""The estimate against steps that really run: equal to the byte, kind by kind, and not
-only where it is easy.
-"""
+"""The estimate against steps that really run: equal to the byte, kind by kind, not only where it is easy."""
 
 import random
+from itertools import product
+from unittest.mock import Mock
 
 import pytest
 from engine import LLAMA, RECIPES, shallow, simulate, tiny
@@ -100,9 +100,8 @@ TINY = [
     TrainingRun(tiny("gpt2"), 2, 32, "bf16-master-fp32grad", "adamw-loop"),
     TrainingRun(tiny("gpt2"), 2, 32, "amp-bf16", lora_rank=4, frozen_bits=8),
     TrainingRun(tiny("llama"), 2, 32, "amp-bf16", lora_rank=4, lora_targets="mlp", frozen_bits=4),
-    TrainingRun(
-        tiny("llama"), 8, 128, "bf16", recompute="offload"
-    ),  # the MLP's tensors are large enough to go
+    # the MLP's tensors are large enough to go
+    TrainingRun(tiny("llama"), 8, 128, "bf16", recompute="offload"),
     TrainingRun(tiny("llama", layers=7), 2, 32, recompute="every-2", loss_chunks=3),
     TrainingRun(tiny("gpt2", layers=8), 2, 32, recompute="every-3", loss_chunks=7),
     TrainingRun(tiny("gpt2", layers=2), 2, 32, recompute="every-2", loss_chunks=4),
@@ -112,9 +111,7 @@ TINY = [
     TrainingRun(tiny("llama"), 2, 32, "amp-bf16", unfused=True, accumulation_steps=2),
     TrainingRun(tiny("llama"), 2, 32, "bf16-master", recompute="full", unfused=True),
     TrainingRun(tiny("llama"), 2, 32, "bf16-master", attention="eager", unfused=True),
-    TrainingRun(
-        tiny("llama"), 2, 32, "amp-fp16", attention="eager", recompute="selective-attention", unfused=True
-    ),
+    TrainingRun(tiny("llama"), 2, 32, "amp-fp16", "adamw", "eager", "selective-attention", unfused=True),
     TrainingRun(tiny("llama"), 2, 32, "amp-fp16", lora_rank=4, frozen_bits=4, unfused=True),
     TrainingRun(tiny("llama"), 2, 32, "bf16", lora_rank=4, frozen_bits=16, unfused=True),
     TrainingRun(UNEVEN, 3, 11, "amp-bf16", unfused=True),
@@ -132,14 +129,11 @@ def test_small_runs_of_every_kind_are_exact(run):
 
 
 def test_until_torch_2_11_autocast_leaves_rmsnorm_in_16_bits(monkeypatch):
-    """What each torch's simulation of this run has at its peak; `test_small_runs_of_every_kind_are_exact`
-    holds one.
-    """
+    """The peaks of each torch's simulation; `test_small_runs_of_every_kind_are_exact` holds one of them."""
     run = next(run for run in TINY if run.frozen_bits == 4 and not run.model.unfused)
+    installed = "course_utils.estimating.exact.operations.installed_torch"
     for release, peak in (((2, 11), 3_224_064), ((2, 12), 3_488_256)):
-        monkeypatch.setattr(
-            "course_utils.estimating.exact.operations.installed_torch", lambda release=release: release
-        )
+        monkeypatch.setattr(installed, Mock(return_value=release))
         compiled.cache_clear()
         assert estimate(run).total == peak
     compiled.cache_clear()
@@ -150,9 +144,9 @@ def test_until_torch_2_11_autocast_leaves_rmsnorm_in_16_bits(monkeypatch):
 
 PUZZLE = [
     TrainingRun("gpt2-xl", 32, 1024, precision, attention=attention, recompute=recompute)
-    for precision in ("amp-bf16", "bf16-master")
-    for attention in ("flash", "eager")
-    for recompute in ("none", "full")
+    for precision, attention, recompute in product(
+        ("amp-bf16", "bf16-master"), ("flash", "eager"), ("none", "full")
+    )
 ]
 
 

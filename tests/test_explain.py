@@ -1,6 +1,4 @@
-"""The table of the largest tensors at the peak: every byte in it, each tensor's line of
-code, and its groups.
-"""
+"""The table of the largest tensors at the peak: every byte in it, each tensor's line of code, its groups."""
 
 import json
 import re
@@ -45,10 +43,9 @@ def test_what_is_left_out_is_counted():
 
 def test_layers_that_are_alike_share_a_row():
     rows = simulate(RUN).explain(EVERYTHING).rows
-    assert [
-        row.count for row in rows if row.kind == "parameters" and row.module == "blocks.*.mlp.up.weight"
-    ] == [3]
-    assert [row.count for row in rows if row.module == "embedding.weight" and row.kind == "parameters"] == [1]
+    weights = [row for row in rows if row.kind == "parameters"]
+    assert [row.count for row in weights if row.module == "blocks.*.mlp.up.weight"] == [3]
+    assert [row.count for row in weights if row.module == "embedding.weight"] == [1]
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
@@ -175,10 +172,10 @@ def test_it_draws_itself_without_letting_code_become_markup():
 
 
 def test_the_measured_code_is_no_machinery():
-    assert all(
-        map(is_machinery, (torch.nn.functional.__file__, torch.__file__, "<frozen importlib._bootstrap>"))
-    )
-    assert not any(map(is_machinery, (pytest.__file__, __file__, "<stdin>")))
+    for file in (torch.nn.functional.__file__, torch.__file__, "<frozen importlib._bootstrap>"):
+        assert is_machinery(file)
+    for file in (pytest.__file__, __file__, "<stdin>"):
+        assert not is_machinery(file)
 
 
 def test_a_sharded_step_is_shown_with_lines_of_the_step_and_none_of_the_trackers():

@@ -1,6 +1,4 @@
-"""The explorer's page: made of the course's own modules, right to the byte in a browser, quick, open to
-everybody.
-"""
+"""The explorer's page: made of the course's modules, right to the byte in a browser, quick, open to all."""
 
 import hashlib
 import io
@@ -96,9 +94,7 @@ with tarfile.open(sys.argv[4] + "/pyodide-1.2.3.tgz", "w:gz") as archive:
 
 @pytest.fixture
 def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Fetches the file of PACKAGE with an npm that finds `content` under `name`, and nothing where it is
-    None.
-    """
+    """Fetches the file of PACKAGE with an npm that finds `content` under `name`, or nothing for None."""
     listed = tmp_path / "pyodide.json"
     listed.write_text(json.dumps(PACKAGE), encoding="utf-8")
 
@@ -125,9 +121,8 @@ def test_npm_brings_pyodide_once(fetched: Any, tmp_path: Path) -> None:
 def test_a_package_with_other_files_than_are_listed_is_refused(
     fetched: Any, tmp_path: Path, content: bytes, name: str
 ) -> None:
-    with pytest.raises(
-        PYODIDE.Mismatch, match=r"^one\.mjs has the SHA-256 \w{64}, and pyodide\.json lists 7692c3ad"
-    ):
+    words = r"^one\.mjs has the SHA-256 \w{64}, and pyodide\.json lists 7692c3ad"
+    with pytest.raises(PYODIDE.Mismatch, match=words):
         fetched(content, name)
     assert not list((tmp_path / "build").rglob("*.mjs"))
 
@@ -141,9 +136,8 @@ def test_a_file_that_was_changed_since_it_was_fetched_is_refused(fetched: Any) -
 
 @NO_SCRIPTS
 def test_without_a_network_it_says_so(fetched: Any) -> None:
-    with pytest.raises(
-        PYODIDE.NotBrought, match=r"npm could not bring pyodide@1\.2\.3: .*ENOTFOUND\. Is there a network\?"
-    ):
+    words = r"npm could not bring pyodide@1\.2\.3: .*ENOTFOUND\. Is there a network\?"
+    with pytest.raises(PYODIDE.NotBrought, match=words):
         fetched(None)
 
 
@@ -155,25 +149,18 @@ def test_without_npm_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest
 
 def test_a_site_without_pyodide_is_refused_in_its_words(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "pyodide.py").write_text(
-        "import sys; sys.exit('Pyodide is not here.')", encoding="utf-8"
-    )
+    ends = "import sys; sys.exit('Pyodide is not here.')"
+    (tmp_path / "docs" / "pyodide.py").write_text(ends, encoding="utf-8")
     with pytest.raises(BuildError, match=r"^Pyodide is not here\.$"):
         site.make(tmp_path / "site", tmp_path)
 
 
 def test_the_site_has_every_file_that_is_listed_and_their_licenses(folder: Path) -> None:
     listed = json.loads((folder / "pyodide.json").read_text(encoding="utf-8"))["files"]
-    assert {
-        "pyodide.mjs",
-        "pyodide.asm.mjs",
-        "pyodide.asm.wasm",
-        "python_stdlib.zip",
-        "pyodide-lock.json",
-    } == set(listed)
-    found = {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (folder / "pyodide").iterdir()
-    }
+    modules = {"pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm"}
+    assert modules | {"python_stdlib.zip", "pyodide-lock.json"} == set(listed)
+    files = (folder / "pyodide").iterdir()
+    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
     assert listed.items() <= found.items()
     assert {"README.md", "LICENSE-MPL-2.0.txt", "LICENSE-PSF-2.0.txt"} == set(found) - set(listed)
 
@@ -191,13 +178,13 @@ def test_the_archive_runs_by_itself(tmp_path: Path) -> None:
     """Unpacked, as the page does it: style sheets are next to the modules."""
     with zipfile.ZipFile(io.BytesIO(site.archive())) as packed:
         packed.extractall(tmp_path)
-    work = (
-        "from course_utils.interactive import explorer_page as page; print(page.draw('{}'), page.plan('{}'))"
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r});"
+        " from course_utils.interactive import explorer_page as page;"
+        " print(page.draw('{}'), page.plan('{}'))"
     )
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {work}"
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-I", "-S", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert '"stack"' in done.stdout
 
 
@@ -205,9 +192,8 @@ def test_every_choice_travels_as_text_and_back() -> None:
     for control in CONTROLS:
         read = [dashboard_page.values({control.name: str(value)})[control.name] for value in control.values]
         assert read == list(control.values)
-    assert all(
-        dashboard_page.values(dashboard_page.texts(change.chosen)) for change in next_changes(DEFAULTS)
-    )
+    for change in next_changes(DEFAULTS):
+        assert dashboard_page.values(dashboard_page.texts(change.chosen))
 
 
 def test_a_link_says_what_differs_and_is_read_again_but_for_what_is_not_offered() -> None:
@@ -217,11 +203,8 @@ def test_a_link_says_what_differs_and_is_read_again_but_for_what_is_not_offered(
     assert read == {"chosen": json.loads(other), "refused": []}
     read = json.loads(dashboard_page.linked("micro_batch=33&gpu=&colour=red&seq_len=2048"))
     assert read["chosen"] == json.loads(FIRST) | {"seq_len": "2048"}
-    assert [re.split("[:.] ", words)[0] for words in read["refused"]] == [
-        "unknown micro-batch '33'",
-        "unknown GPU ''",
-        "unknown control 'colour'",
-    ]
+    refused = [re.split("[:.] ", words)[0] for words in read["refused"]]
+    assert refused == ["unknown micro-batch '33'", "unknown GPU ''", "unknown control 'colour'"]
 
 
 # In a browser
@@ -266,13 +249,10 @@ def test_controls_and_picture_are_seen_together(fresh: Page, size: tuple[int, in
             handle = fresh.locator(f"#choice-{control}")
             drawn = fresh.locator("#stack")
             handle.scroll_into_view_if_needed()
-            boxes = [thing.bounding_box() for thing in (handle, drawn)]
-            assert all(box and box["y"] >= -1 and box["y"] + box["height"] <= size[1] + 1 for box in boxes), (
-                boxes
-            )
-            assert all(box and box["x"] >= 0 and box["x"] + box["width"] <= size[0] + 1 for box in boxes), (
-                boxes
-            )
+            for thing in (handle, drawn):
+                box = thing.bounding_box()
+                assert box and box["y"] >= -1 and box["y"] + box["height"] <= size[1] + 1, box
+                assert box["x"] >= 0 and box["x"] + box["width"] <= size[0] + 1, box
     finally:
         fresh.set_viewport_size({"width": 1280, "height": 900})
 
@@ -292,25 +272,19 @@ def test_a_change_makes_itself(fresh: Page) -> None:
 def test_all_arrangements_are_looked_through_on_demand(fresh: Page) -> None:
     fresh.wait_for_function(READY)
     fresh.locator("#plan").click()
-    fresh.wait_for_function(
-        "document.getElementById('changes-words').textContent.startsWith('Of all')", timeout=90_000
-    )
+    planned = "document.getElementById('changes-words').textContent.startsWith('Of all')"
+    fresh.wait_for_function(planned, timeout=90_000)
     expected = json.loads(dashboard_page.plan(FIRST))
-    assert fresh.locator("#changes li button").first.inner_text().split("\n") == [
-        expected["words"],
-        expected["effect"],
-    ]
+    shown = fresh.locator("#changes li button").first.inner_text()
+    assert shown.split("\n") == [expected["words"], expected["effect"]]
 
 
 def test_a_link_restores_what_was_chosen(fresh: Page) -> None:
-    fresh.evaluate(
-        "(hash) => { location.hash = hash; }", "model=gpt2&zero_stage=3&world_size=8&micro_batch=33"
-    )
+    link = "model=gpt2&zero_stage=3&world_size=8&micro_batch=33"
+    fresh.evaluate("(hash) => { location.hash = hash; }", link)
     fresh.wait_for_function("explorer.chosen.model === 'gpt2'")
-    assert (
-        fresh.locator("#choice-zero_stage").input_value() == "3"
-        and fresh.locator("#choice-zero_stage").is_visible()
-    )
+    zero_stage = fresh.locator("#choice-zero_stage")
+    assert zero_stage.input_value() == "3" and zero_stage.is_visible()
     assert "unknown micro-batch '33'" in fresh.locator("#refused").inner_text()
     fresh.locator("#choice-seq_len").press("ArrowRight")
     assert not fresh.locator("#refused").is_visible()
@@ -320,14 +294,12 @@ def test_a_link_restores_what_was_chosen(fresh: Page) -> None:
 
 
 def test_impossible_choices_are_explained_and_the_last_picture_stays(fresh: Page) -> None:
-    fresh.locator("#controls details:not([open]) summary").evaluate_all(
-        "all => all.forEach(one => one.click())"
-    )
+    closed = fresh.locator("#controls details:not([open]) summary")
+    closed.evaluate_all("all => all.forEach(one => one.click())")
     fresh.locator("#choice-zero_stage").press("End")
     assert verdict(fresh).startswith("Not possible:")
-    assert verdict(fresh).removeprefix("Not possible: ") == (
-        json.loads(dashboard_page.draw(json.dumps(chosen(fresh))))["refused"] + "."
-    )
+    refused = json.loads(dashboard_page.draw(json.dumps(chosen(fresh))))["refused"]
+    assert verdict(fresh).removeprefix("Not possible: ") == f"{refused}."
     assert "stale" in (fresh.locator("#stack").get_attribute("class") or "")
     assert fresh.locator("#stack svg:visible").count() == 1 and fresh.locator("#copy").is_disabled()
     fresh.get_by_text("First choose what is possible.").wait_for()
@@ -380,8 +352,6 @@ def test_it_says_in_words_why_it_cannot_start(page: Page, address: str, folder: 
     assert context.browser
     silent = context.browser.new_context(java_script_enabled=False).new_page()
     silent.goto(address)
-    assert (
-        "needs JavaScript" in silent.locator("noscript").inner_text()
-        and not silent.locator("#verdict").is_visible()
-    )
+    assert "needs JavaScript" in silent.locator("noscript").inner_text()
+    assert not silent.locator("#verdict").is_visible()
     silent.context.close()

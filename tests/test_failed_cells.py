@@ -1,6 +1,4 @@
-"""Cells that fail: a learner's mistake is one line, all else keeps its traceback, and an interrupt leaves
-nothing.
-"""
+"""Cells that fail: a learner's mistake is one line, all else has its traceback, interrupts leave nothing."""
 
 import os
 import re
@@ -181,10 +179,8 @@ def test_a_failing_cell_fails_for_whoever_runs_the_notebook() -> None:
     NotebookClient(notebook, timeout=1200, allow_errors=True).execute()
     outputs = [cell.outputs for cell in notebook.cells]
     [mistake], [asked], [measured], [own] = outputs[1:]
-    assert (mistake.output_type, mistake.ename) == (
-        "error",
-        "ValueError",
-    ) and "Known: gpt2, " in mistake.evalue
+    assert (mistake.output_type, mistake.ename) == ("error", "ValueError")
+    assert "Known: gpt2, " in mistake.evalue
     assert [plain(line) for line in mistake.traceback] == [told("TrainingRun('gtp2')")]
     shown = plain("\n".join(asked.traceback))
     assert "in check_known(what, name, known)" in shown and "Known: gpt2, " in shown
@@ -206,9 +202,7 @@ class Kernel:
         self.manager, self.client = start_new_kernel(env=environment)
 
     def run(self, code: str, when: Callable[[str], bool] = lambda _: False) -> tuple[str, str, str]:
-        """What a cell prints, its value, and its error; it is interrupted as soon as `when` is true of what
-        it says.
-        """
+        """What a cell prints, its value, and its error; interrupted once `when` is true of what it says."""
         asked = self.client.execute(code, allow_stdin=True)
         printed = ""
         value = ""
@@ -222,9 +216,12 @@ class Kernel:
             if kind == "status" and content["execution_state"] == "idle":
                 self.client.get_shell_msg(timeout=300)
                 return printed, value, plain(error)
-            printed += content["text"] if kind == "stream" else ""
-            value = content["data"]["text/plain"] if kind == "execute_result" else value
-            error = "\n".join(content["traceback"]) if kind == "error" else error
+            if kind == "stream":
+                printed += content["text"]
+            elif kind == "execute_result":
+                value = content["data"]["text/plain"]
+            elif kind == "error":
+                error = "\n".join(content["traceback"])
             if kind == "stream" and not interrupted and when(content["text"]):
                 interrupted = True
                 self.manager.interrupt_kernel()
@@ -238,6 +235,10 @@ def kernel() -> Iterator[Kernel]:
     running.manager.shutdown_kernel(now=True)
 
 
+def containing(words: str) -> Callable[[str], bool]:
+    return lambda said: words in said
+
+
 def read(printed: str) -> str:
     """What is left of it on a page: a backspace takes back a character."""
     shown = list[str]()
@@ -248,9 +249,8 @@ def read(printed: str) -> str:
 
 def test_a_name_of_a_cell_above_is_told_before_anything_is_imported(kernel: Kernel) -> None:
     error = kernel.run("run = TrainingRun('gpt2')")[2]
-    assert error.startswith(
-        "NameError in line 1: TrainingRun is not defined yet: run the cells above this one first"
-    )
+    opening = "NameError in line 1: TrainingRun is not defined yet: run the cells above this one first"
+    assert error.startswith(opening)
     assert kernel.run("[name for name in dir() if 'course' in name]")[1] == "[]"
 
 
@@ -271,18 +271,16 @@ def test_an_interrupt_is_one_line_and_the_next_call_works(kernel: Kernel) -> Non
     fresh = kernel.run(again.format(3))[1]
     for asked in ("Simulating step 1 of 1000", "Simulating step 3 of 1000"):
         code = "steps = 1000\n" + again.format("steps")
-        printed, _, error = kernel.run(code, when=lambda said, asked=asked: asked in said)
-        assert re.fullmatch(
-            r"Interrupted in line 2, while simulating step \d+ of 1000. Nothing is left running.", error
-        )
+        printed, _, error = kernel.run(code, when=containing(asked))
+        words = r"Interrupted in line 2, while simulating step \d+ of 1000. Nothing is left running."
+        assert re.fullmatch(words, error)
         assert read(printed) == ""
     assert kernel.run(again.format(3))[1] == fresh
     loop = "import torch\nwith on_gpu():\n    while True:\n        torch.ones(3, device='cuda')"
     error = kernel.run(loop, when=lambda said: "Running on" in said)[2]
     assert error.startswith("Interrupted in line 4, while running on the simulated GPU.")
-    assert (
-        "KeyboardInterrupt" in kernel.run("print('go', flush=True)\nwhile True: pass", when=lambda _: True)[2]
-    )
+    endless = "print('go', flush=True)\nwhile True: pass"
+    assert "KeyboardInterrupt" in kernel.run(endless, when=lambda _: True)[2]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no ranks on Windows")

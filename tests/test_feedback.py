@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from fractions import Fraction
+from functools import partial
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -62,9 +63,7 @@ def test_an_answer_leaves_what_it_was_given_as_it_was() -> None:
 
 
 def test_a_check_that_fails_holds_nothing_that_the_answer_had() -> None:
-    """A notebook keeps the last error, and torch 2.11's checkpoint its modes and hooks as long as its frame
-    is kept.
-    """
+    """A notebook keeps the last error, and with its frame torch 2.11's checkpoint keeps modes and hooks."""
     held = []
 
     def answer() -> None:
@@ -111,9 +110,8 @@ def test_notebook_shows_one_line_and_no_traceback(tmp_path: Path) -> None:
         card, error = cell.outputs
         assert error.output_type == "error" and error.traceback == [line]
         opening, message = line.split(". ", 1)
-        assert (
-            f"<b>{opening}.</b> {message}</div>" in card.data["text/html"] and card.data["text/plain"] == ""
-        )
+        assert f"<b>{opening}.</b> {message}</div>" in card.data["text/html"]
+        assert card.data["text/plain"] == ""
 
 
 LEAVES: dict[str, tuple[Callable[[], object], Callable[[], object], str]] = {
@@ -223,10 +221,8 @@ def test_a_check_begins_and_ends_with_torchs_defaults_and_says_so(
         exercise("01.1", "")(check)(leave)
     after = capsys.readouterr().out
     assert as_ever() and after.startswith(f"Your answer left torch's settings changed: {said}")
-    assert (
-        "The check restored torch's defaults.\n" in before
-        and "The check restored torch's defaults.\n" in after
-    )
+    assert "The check restored torch's defaults.\n" in before
+    assert "The check restored torch's defaults.\n" in after
 
 
 def test_a_setting_that_a_with_around_the_check_holds_comes_back_after_it(
@@ -241,13 +237,20 @@ def test_a_setting_that_a_with_around_the_check_holds_comes_back_after_it(
     assert not torch.ones(1).is_meta and "default device" not in capsys.readouterr().out
 
 
+def ending(code: Any) -> Callable[..., Any]:
+    """A learner's function that ends the program."""
+
+    def answer(size: int = 3) -> None:
+        sys.exit(code)
+
+    return answer
+
+
 def test_an_answer_that_ends_the_program_is_told_what_to_do_instead() -> None:
+    check = exercise("01.1", "")(lambda answer: answer())
     for code in (None, 0, 1, "the end"):
-        assert says(lambda code=code: call(lambda size: sys.exit(code), size=3)) == EXITS
-        assert (
-            says(lambda code=code: exercise("01.1", "")(lambda answer: answer())(lambda: sys.exit(code)))
-            == EXITS
-        )
+        assert says(partial(call, ending(code), size=3)) == EXITS
+        assert says(partial(check, ending(code))) == EXITS
     assert "`return`" in EXITS
 
 
@@ -257,9 +260,8 @@ def test_right_answer_gets_one_friendly_line(capsys: pytest.CaptureFixture[str])
         expect(all(call(answer, size=size) == 2 * size for size in (2, 9, 70_000)), "Twice, please.")
 
     check(lambda size: size + size)
-    assert (
-        capsys.readouterr().out == "✓ 01.1 Doubled, and for every size.\n  Next: 01.2 Weigh a training run\n"
-    )
+    told = "✓ 01.1 Doubled, and for every size.\n  Next: 01.2 Weigh a training run\n"
+    assert capsys.readouterr().out == told
     with pytest.raises(CheckFailed):
         check(lambda size: size)
     assert capsys.readouterr().out == ""
@@ -285,29 +287,33 @@ def test_answers_that_are_no_answers_are_named(answer: Any, message: str) -> Non
     assert "Called with 7, size=1_000_000, unit='GB', rows=[0, 1" in long and len(long) < 200
 
 
-@pytest.mark.parametrize(
-    "three", [3, 3.0, np.int64(3), np.float32(3), np.array(3), torch.tensor(3), Fraction(3)]
-)
+def giving(value: Any) -> Callable[[], Any]:
+    """A learner's function that returns this."""
+    return lambda: value
+
+
+THREES = [3, 3.0, np.int64(3), np.float32(3), np.array(3), torch.tensor(3), Fraction(3)]
+
+
+@pytest.mark.parametrize("three", THREES)
 @pytest.mark.parametrize("kind", [Real, int, (int, str)])
 def test_a_number_in_another_form_is_the_same_number(three: Any, kind: Any) -> None:
     got = call(lambda: three, returns=kind)
     assert got == 3 and (kind is Real or type(got) is int)
     for pair in ((3, 4), [3, 4], np.array([3, 4]), torch.tensor([3, 4])):
-        assert call(lambda pair=pair: pair, returns=tuple) == (3, 4)
-        assert list(call(lambda pair=pair: pair, returns=(tuple, list))) == [3, 4]
+        assert call(giving(pair), returns=tuple) == (3, 4)
+        assert list(call(giving(pair), returns=(tuple, list))) == [3, 4]
 
 
 def test_other_forms_are_not_taken_for_what_they_are_not() -> None:
     tensor = torch.tensor(3.0)
     assert call(lambda: tensor, returns=torch.Tensor) is tensor
     assert "not finite" in says(lambda: call(lambda: np.float32("nan")))
-    assert "but the exercise asks for a whole number" in says(
-        lambda: call(lambda: torch.tensor(3.5), returns=int)
-    )
+    said = says(lambda: call(lambda: torch.tensor(3.5), returns=int))
+    assert "but the exercise asks for a whole number" in said
     assert "returned True or False" in says(lambda: call(lambda: np.bool_(True)))
-    assert "an array, but the exercise asks for a T" in says(
-        lambda: call(lambda: np.ones(3), returns=torch.Tensor)
-    )
+    said = says(lambda: call(lambda: np.ones(3), returns=torch.Tensor))
+    assert "an array, but the exercise asks for a T" in said
     assert call(lambda: np.bool_(True), returns=bool) is True
     assert call(lambda: np.float32("inf"), finite=False) == float("inf")
     assert "but the exercise asks for a number" in says(lambda: call(lambda: "inf", finite=False))
@@ -340,9 +346,8 @@ def test_slips_of_units_are_recognized(factor: float, slip: str) -> None:
 def test_none_is_an_answer_where_it_may_be_one() -> None:
     assert call(lambda size: None, size=3, returns=tuple | None) is None
     assert call(lambda size: [size, 1], size=3, returns=tuple | None) == (3, 1)
-    assert "the exercise asks for a text or None" in says(
-        lambda: call(lambda size: size, size=3, returns=str | None)
-    )
+    said = says(lambda: call(lambda size: size, size=3, returns=str | None))
+    assert "the exercise asks for a text or None" in said
     assert "should take (size)" in says(lambda: call(lambda: None, size=3, returns=Real | None))
 
 

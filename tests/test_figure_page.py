@@ -1,6 +1,4 @@
-"""Figures on a page, in a real browser: they follow its theme and its width, and read
-out what is pointed at.
-"""
+"""Figures on a page, in a real browser: they follow its theme and width, and read out what is pointed at."""
 
 import io
 import os
@@ -66,9 +64,8 @@ def test_an_image_where_no_script_runs_and_a_picture_in_a_page_follow_the_theme(
 def test_a_printed_figure_is_white(tab):
     show(tab, STACK.inline, "dark")
     tab.emulate_media(media="print")
-    assert tab.evaluate(f"{SHOWN}.map(svg => getComputedStyle(svg.querySelector('rect')).fill)") == [
-        "rgb(255, 255, 255)"
-    ]
+    fills = tab.evaluate(f"{SHOWN}.map(svg => getComputedStyle(svg.querySelector('rect')).fill)")
+    assert fills == ["rgb(255, 255, 255)"]
     tab.emulate_media(media="screen")
 
 
@@ -79,9 +76,8 @@ def test_a_printed_figure_is_white(tab):
 def test_the_layout_that_fits_is_shown_with_letters_of_11_pixels_or_so(tab, figure, width, layout):
     show(tab, figure.html, width=width)
     assert tab.locator("img").count() == 0, "the script has put the picture in the place of the image"
-    assert tab.evaluate(f"{SHOWN}.map(svg => svg.getAttribute('class'))") == [
-        f"course-figure course-{layout}"
-    ]
+    classes = tab.evaluate(f"{SHOWN}.map(svg => svg.getAttribute('class'))")
+    assert classes == [f"course-figure course-{layout}"]
     assert tab.evaluate("document.documentElement.scrollWidth") <= width, "nothing is cut off"
     sizes = "[...svg.querySelectorAll('text')].map(text => parseFloat(getComputedStyle(text).fontSize))"
     scale = "svg.getBoundingClientRect().width / svg.viewBox.baseVal.width"
@@ -90,14 +86,11 @@ def test_the_layout_that_fits_is_shown_with_letters_of_11_pixels_or_so(tab, figu
 
 
 def test_every_stored_figure_has_a_layout_for_a_phone():
-    outputs = [
-        "".join(output["data"].get("text/html", ""))
-        for path in committed_notebooks(ROOT)
-        for cell in read_notebook(path).cells
-        if cell.cell_type == "code"
-        for output in cell.outputs
-        if "data" in output
-    ]
+    outputs: list[str] = []
+    for path in committed_notebooks(ROOT):
+        code = [cell for cell in read_notebook(path).cells if cell.cell_type == "code"]
+        data = [output["data"] for cell in code for output in cell.outputs if "data" in output]
+        outputs += ["".join(content.get("text/html", "")) for content in data]
     figures = [html for html in outputs if html.startswith("<img") and 'class="course-figure"' in html]
     assert len(figures) > 80
     assert [html[:100] for html in figures if '<script type="image/svg+xml">' not in html] == []
@@ -113,12 +106,19 @@ def test_a_figure_with_one_layout_scrolls_instead_of_shrinking(tab):
 
 @pytest.mark.parametrize("place", ["output", "widget"])
 def test_pointer_and_keys_read_out_a_timelines_moments(tab, place):
-    show(tab, STEPS.html) if place == "output" else widget(tab, STEPS)
+
+    def show_steps() -> None:
+        if place == "output":
+            show(tab, STEPS.html)
+        else:
+            widget(tab, STEPS)
+
+    show_steps()
     picture = tab.locator(".course-picture")
     picture.hover(position={"x": 400, "y": 200})
     picture.hover(position={"x": 402, "y": 200})
     assert "GB = parameters 1.68 GB + optimizer states 3.36 GB" in said(tab)
-    show(tab, STEPS.html) if place == "output" else widget(tab, STEPS)
+    show_steps()
     tab.keyboard.press("Tab")
     peak = said(tab)
     assert peak.startswith("loss, event ") and "temporaries 0.70 GB" in peak, "it begins at the peak"

@@ -1,8 +1,7 @@
-"""The closed form against the exact engine, which simulations confirm, and against the
-papers' own formulas.
-"""
+"""The closed form against the exact engine, which simulations confirm, and against papers' own formulas."""
 
 import statistics
+from itertools import product
 from typing import Any
 
 import pytest
@@ -39,14 +38,14 @@ def test_several_ranks_are_within_it_too() -> None:
     shallow = errors([run for run in FUSED if run.world_size > 1])
     assert len(shallow) > 20 and max(shallow) < 13
     sizes = {"micro_batch": 2, "seq_len": 1024, "world_size": 8}
-    deep = [
-        TrainingRun(model, precision=precision, zero_stage=stage, recompute=recompute, **sizes)
-        for model in ("gpt2-xl", "llama3.2-1b", "llama3-8b", "llama3-70b")
-        for precision in ("bf16-master", "amp-bf16")
-        for stage in (0, 1, 2, 3)
-        for recompute in ("none", "full")
-    ]
-    assert len(errors(deep)) == len(deep) and max(errors(deep)) < 5
+    deep = []
+    models = ("gpt2-xl", "llama3.2-1b", "llama3-8b", "llama3-70b")
+    for model, stage in product(models, (0, 1, 2, 3)):
+        for precision, recompute in product(("bf16-master", "amp-bf16"), ("none", "full")):
+            run = TrainingRun(model, precision=precision, zero_stage=stage, recompute=recompute, **sizes)
+            deep.append(run)
+    found = errors(deep)
+    assert len(found) == len(deep) and max(found) < 5
 
 
 @pytest.mark.parametrize("model", ["gpt2", "gpt2-xl", "llama3.2-1b", "llama3-8b", "mistral-7b"])
@@ -100,7 +99,6 @@ def test_what_is_not_covered_is_refused_by_name(choices: dict[str, Any], named: 
 
 
 def test_an_unknown_method_lists_what_there_is() -> None:
-    with pytest.raises(
-        ValueError, match=r"unknown method 'formular'.*did you mean 'formula'.*Known: exact, formula"
-    ):
+    words = r"unknown method 'formular'.*did you mean 'formula'.*Known: exact, formula"
+    with pytest.raises(ValueError, match=words):
         estimate(TrainingRun("gpt2"), method="formular")

@@ -1,6 +1,4 @@
-"""The commands as a new user types them: refusals in one sentence, a quick second start, JupyterLab that
-answers.
-"""
+"""The commands as a new user types them: refusals in one sentence, a quick second start, a JupyterLab."""
 
 import ast
 import inspect
@@ -106,9 +104,8 @@ def test_the_version_is_that_of_the_package():
 def test_the_console_script_is_the_same_under_its_own_name():
     (script, place), *others = PROJECT["scripts"].items()
     module, function = place.split(":")
-    assert (script, others) == (PROJECT["name"], []) and getattr(
-        import_module(module), function
-    ) is front_door.main
+    assert (script, others) == (PROJECT["name"], [])
+    assert getattr(import_module(module), function) is front_door.main
     begin = (
         f"import sys; sys.argv[0] = '/somewhere/bin/{script}'; from {module} import main; sys.exit(main())"
     )
@@ -117,9 +114,8 @@ def test_the_console_script_is_the_same_under_its_own_name():
         return subprocess.run([*BARE, "-c", begin, *words], cwd=ROOT, capture_output=True, text=True)
 
     assert called("quiz", "--help").stdout.startswith(f"usage: {script} quiz ")
-    assert_refused(
-        called("progress", "please"), f"progress does not take 'please'. See `{script} progress --help`."
-    )
+    advice = f"See `{script} progress --help`."
+    assert_refused(called("progress", "please"), f"progress does not take 'please'. {advice}")
     assert called().stdout == course(python=BARE).stdout.replace("python3 -m course_utils", script)
 
 
@@ -181,10 +177,9 @@ def test_help_says_what_each_option_does_with_the_standard_library_alone_and_mak
         told = " ".join((action.help or "").split())
         assert len(told.split()) > 1 and told in said, action.dest
         after = said.partition(told)[2]
-        is_option = action.option_strings and action.nargs != 0
-        assert (
-            not is_option or after.startswith(" (default: ") or re.search("default: |without|required", told)
-        ), told
+        if action.option_strings and action.nargs != 0:
+            says_default = re.search("default: |without|required", told)
+            assert says_default or after.startswith(" (default: "), told
     options = re.findall(r"^  (?:-h, )?(--[\w-]+)", done.stdout, re.MULTILINE)
     assert options == [action.option_strings[-1] for action in listed if action.option_strings]
 
@@ -231,9 +226,8 @@ def test_fit_prints_the_path_to_a_run_that_fits_and_refuses_in_one_line():
     done = course("fit", "gpt2-xl", "--gpu", "RTX5090-32GB", "--global-batch", "32", python=BARE)
     assert done.returncode == 0, done.stderr
     assert "as asked for" in done.stdout and "fits: TrainingRun('gpt2-xl'" in done.stdout
-    assert_refused(
-        course("fit", "gpt2", "--gpu", "T5", "--global-batch", "8", python=BARE), "unknown GPU 'T5'"
-    )
+    refused = course("fit", "gpt2", "--gpu", "T5", "--global-batch", "8", python=BARE)
+    assert_refused(refused, "unknown GPU 'T5'")
     typed = ("fit", "gpt2", "--gpu", "T4-16GB", "--global-batch", "8", "--may-change", "loar")
     assert_refused(course(*typed, python=BARE), "did you mean 'lora'?")
 
@@ -318,9 +312,8 @@ def test_output_goes_through_a_narrow_encoding(encoding, monkeypatch):
     done = subprocess.run([*command, "doctor", "--here"], cwd=ROOT, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     assert "? estimates" in done.stdout.decode(encoding)
-    done = subprocess.run(
-        [*command, "estimate", "gpt\N{GREEK SMALL LETTER ALPHA}"], cwd=ROOT, capture_output=True
-    )
+    model = "gpt\N{GREEK SMALL LETTER ALPHA}"
+    done = subprocess.run([*command, "estimate", model], cwd=ROOT, capture_output=True)
     assert done.returncode == 1
     assert "gpt?" in done.stderr.decode(encoding)
 
@@ -417,15 +410,13 @@ def test_doctor_works_where_nothing_is_installed():
 
 
 def test_doctor_counts_the_recordings_and_those_of_real_gpus(monkeypatch):
+    simulated = len(recorded.load())
+    real = len(recorded.newest("run"))
     text = doctor.recorded_finding().text
-    assert (
-        text
-        == f"{len(recorded.load())} runs on a simulated GPU, {len(recorded.newest('run'))} on NVIDIA H200"
-    )
+    assert text == f"{simulated} runs on a simulated GPU, {real} on NVIDIA H200"
     monkeypatch.setattr(recorded, "load", lambda: {"one": {}, "two": {}})
-    monkeypatch.setattr(
-        recorded, "newest", {"run": [SimpleNamespace(device=name) for name in "BAB"]}.__getitem__
-    )
+    runs = [SimpleNamespace(device=name) for name in "BAB"]
+    monkeypatch.setattr(recorded, "newest", {"run": runs}.__getitem__)
     assert doctor.recorded_finding() == ("recorded", doctor.YES, "2 runs on a simulated GPU, 3 on A, B")
     monkeypatch.setattr(recorded, "newest", lambda kind: [])
     assert doctor.recorded_finding().text == "2 runs on a simulated GPU, none on a real GPU yet"
@@ -440,7 +431,8 @@ def test_doctor_says_that_recordings_cannot_be_read(monkeypatch):
 def torch_with_gpu(answer, capability=(7, 5)) -> ModuleType:
     """A torch that has one T4, whose free and total bytes `answer` gives or whose refusal it raises."""
     torch: Any = ModuleType("torch")
-    torch.__version__, torch.version = "2.13.0", SimpleNamespace(cuda="13.0")
+    torch.__version__ = "2.13.0"
+    torch.version = SimpleNamespace(cuda="13.0")
     torch.cuda = SimpleNamespace(
         is_available=lambda: True,
         device_count=lambda: 1,
@@ -493,14 +485,11 @@ def test_doctor_shows_the_same_in_a_notebook_and_a_terminal():
 
 @pytest.fixture
 def set_up_course(tmp_path, monkeypatch) -> Path:
-    """A copy of the course whose environment is finished; its jupyterlab and pytest only say how they were
-    called.
-    """
+    """A copy of the course that is set up; its jupyterlab and pytest only say how they were called."""
     for name in ("COURSE_TORCH", *commands.SAME_ANSWERS):
         monkeypatch.delenv(name, raising=False)
-    shutil.copytree(
-        ROOT / "course_utils", tmp_path / "course_utils", ignore=shutil.ignore_patterns("__pycache__")
-    )
+    without = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "course_utils", tmp_path / "course_utils", ignore=without)
     for name in ("pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path / name)
     for name in maintain.TEST_TARGETS:
@@ -540,9 +529,9 @@ def test_a_quick_test_takes_a_lesson_and_the_core_after_the_doctor_and_a_full_on
     *report, handed = course("test", "--quick", "-x", root=set_up_course).stdout.splitlines()
     assert any("Python" in line for line in report)
     arguments = json.loads(handed)[0]
-    assert arguments[-1] == "-x" and arguments[-1 - len(maintain.QUICK_TARGETS) : -1] == [
-        *maintain.QUICK_TARGETS
-    ]
+    *others, last = arguments
+    assert last == "-x"
+    assert others[-len(maintain.QUICK_TARGETS) :] == list(maintain.QUICK_TARGETS)
     assert all((ROOT / name).exists() for name in maintain.QUICK_TARGETS)
     arguments, _, variables = json.loads(course("test", root=set_up_course).stdout)
     assert arguments[-3:] == ["tests", "notebooks", "solutions"]
@@ -558,9 +547,8 @@ def test_a_quick_test_takes_a_lesson_and_the_core_after_the_doctor_and_a_full_on
 @pytest.mark.parametrize("name", ["new-lesson", "check-torch"])
 def test_a_command_of_a_clone_says_where_there_is_none_that_it_needs_one(name, tmp_path, monkeypatch):
     monkeypatch.setattr(maintain, "ROOT", tmp_path)
-    with pytest.raises(
-        environment.SetupError, match=r"^This command needs a clone of the course's repository: .*tests\.$"
-    ):
+    words = r"^This command needs a clone of the course's repository: .*tests\.$"
+    with pytest.raises(environment.SetupError, match=words):
         maintain.COMMANDS[name].run(Namespace())
 
 
@@ -590,9 +578,8 @@ def test_lab_opens_the_first_lesson_without_news():
         with urllib.request.urlopen(f"{server.address}/?token={server.token}", timeout=300) as page:
             assert page.url.split("?")[0].endswith("/lab/tree/notebooks/00_start_here.ipynb")
         setting = "lab/api/settings/@jupyterlab/apputils-extension:notification"
-        with urllib.request.urlopen(
-            f"{server.address}/{setting}?token={server.token}", timeout=300
-        ) as answer:
+        address = f"{server.address}/{setting}?token={server.token}"
+        with urllib.request.urlopen(address, timeout=300) as answer:
             properties = json.load(answer)["schema"]["properties"]
     assert properties["fetchNews"]["default"] == "false"
     assert properties["checkForUpdates"]["default"] is False

@@ -77,8 +77,10 @@ KNOWN = 2000 * MB + BLOCKS + WORKSPACES
 
 
 def run_line(run: TrainingRun, off: float = 0.0, kinds_off: int = 0, **changes: Any) -> dict[str, Any]:
-    """A run whose counted peak is `off` percent above all that is named; its tracked activations are larger
-    by `kinds_off` bytes than the simulated ones, and its estimate lacks 20 MB of them.
+    """A run whose counted peak is `off` percent above all that is named.
+
+    Its tracked activations are larger by `kinds_off` bytes than the simulated ones, and its estimate lacks
+    20 MB of them.
     """
     counted = round(KNOWN * (1 + off / 100))
     reserved = 3 * GB
@@ -125,11 +127,9 @@ def test_differences_that_were_planted_are_found_with_their_sign(shipped: Any) -
     shipped(*(run_line(run, off) for run, off in zip(RUNS, (0.0, 1.0, -0.4), strict=True)))
     found = rows(gpu_tables(), "gpu")
     count, exact, signed, below, low, high, median, largest, _, kept = found["simulation and blocks"]
-    assert (
-        (count, exact) == (3, 1)
-        and signed == pytest.approx(0.0, abs=1e-4)
-        and below == pytest.approx(100 / 3)
-    )
+    assert (count, exact) == (3, 1)
+    assert signed == pytest.approx(0.0, abs=1e-4)
+    assert below == pytest.approx(100 / 3)
     assert (low, high) == pytest.approx((1 / 1.01, 1 / 0.996), abs=1e-6)
     assert median == pytest.approx(0.4016, abs=0.001) and largest == pytest.approx(0.990, abs=0.001)
     assert kept == "no: median"
@@ -143,10 +143,8 @@ def test_differences_that_were_planted_are_found_with_their_sign(shipped: Any) -
 def test_a_bound_that_is_not_kept_is_named(shipped: Any) -> None:
     shipped(*(run_line(run, off) for run, off in zip(RUNS, (0.1, 2.0, 0.1), strict=True)))
     assert rows(gpu_tables(), "gpu")["simulation and blocks"][-1] == "no: largest"
-    assert (
-        verdict((0.6, 1.6), (0.5, 1.5)) == "no: median and largest"
-        and verdict((0.5, 1.5), (0.5, 1.5)) == "yes"
-    )
+    assert verdict((0.6, 1.6), (0.5, 1.5)) == "no: median and largest"
+    assert verdict((0.5, 1.5), (0.5, 1.5)) == "yes"
     assert WANTED["simulation and blocks"] == (0.3, 1.0) and WANTED["reserved"][0] == 1.0
 
 
@@ -155,9 +153,8 @@ def test_a_kind_that_is_off_is_named_and_phases_that_both_know_show_what_is_beyo
 ) -> None:
     shipped(run_line(RUNS[0], kinds_off=5120))
     table = next(table for table in gpu_tables() if table.name == "gpu_by_kind")
-    simulated, estimated = (
-        {row[0]: row for row in table.rows if row[1] == by} for by in ("simulation", "estimate")
-    )
+    simulated = {row[0]: row for row in table.rows if row[1] == "simulation"}
+    estimated = {row[0]: row for row in table.rows if row[1] == "estimate"}
     assert list(simulated) == [kind for kind in KINDS if kind != "workspaces"]
     assert {kind for kind, row in simulated.items() if row[2] == 0} == {"activations"}
     assert {kind for kind, row in simulated.items() if row[3] == 1} == {"activations"}
@@ -232,9 +229,8 @@ def times_line(topic: str = "recomputation") -> dict[str, Any]:
     variants: list[dict[str, Any]] = [
         {"label": label, "step_ms": spread([time, time - 1, time + 1])} for label, time in STEPS.items()
     ]
-    return line(
-        f"times of {topic}", "times", {"times": {"variants": [*variants, {"label": "x", "refused": "no x"}]}}
-    )
+    refused = {"label": "x", "refused": "no x"}
+    return line(f"times of {topic}", "times", {"times": {"variants": [*variants, refused]}})
 
 
 def test_recorded_times_have_a_table_a_figure_and_words_with_their_spread(shipped: Any) -> None:
@@ -242,23 +238,18 @@ def test_recorded_times_have_a_table_a_figure_and_words_with_their_spread(shippe
     found = recorded_times("recomputation")
     assert "full: 130.0 (half of 3 repetitions within 129.5 to 130.5), 1.300 times the first" in found.words
     assert "x: no x" in found.words and "NVIDIA H200, 2026-11-21" in found.words
-    assert "A step with full takes 1.30 times as long as with none" in found.figures[
-        0
-    ].alt and found._repr_html_().startswith("<img")
+    assert "A step with full takes 1.30 times as long as with none" in found.figures[0].alt
+    assert found._repr_html_().startswith("<img")
     assert [row[-1] for row in gpu_times_tables()[0].rows] == ["1.000", "1.050", "1.300", ""]
     assert found.milliseconds == STEPS
     assert spread([7.0]) == {"median": 7, "q1": 7, "q3": 7, "n": 1}
 
 
 def kernels_line(seq_len: int, eager: float, flash: float) -> dict[str, Any]:
-    kernels = [
-        {
-            "kernel": name,
-            "seq_len": seq_len,
-            "milliseconds": {"forward": [ms, ms], "backward": [2 * ms, 2 * ms]},
-        }
-        for name, ms in (("eager", eager), ("flash", flash))
-    ]
+    kernels: list[dict[str, Any]] = []
+    for name, ms in (("eager", eager), ("flash", flash)):
+        times = {"forward": [ms, ms], "backward": [2 * ms, 2 * ms]}
+        kernels.append({"kernel": name, "seq_len": seq_len, "milliseconds": times})
     refused = {"kernel": "cudnn", "seq_len": seq_len, "refused": "RuntimeError: none"}
     return line(f"attention alone at s={seq_len}", "kernels", {"kernels": {"kernels": [*kernels, refused]}})
 
@@ -337,9 +328,9 @@ def test_the_page_says_that_it_waits_and_with_recordings_shows_them(shipped: Any
     shipped()
     tables = [table for made in GPU_TABLES.values() for table in made()]
     assert all("No recording of this kind from a real GPU exists yet" in table.markdown() for table in tables)
-    assert all(
-        "course_utils record --out" in table.markdown() and table.page() in gpu_page() for table in tables
-    )
+    for table in tables:
+        assert "course_utils record --out" in table.markdown()
+        assert table.page() in gpu_page()
     shipped(run_line(RUNS[0], 0.2), times_line())
     assert "simulation and blocks" in gpu_page() and gpu_page().count("exists yet") == 4
 
@@ -399,9 +390,7 @@ def test_the_shipped_recordings_keep_every_bound_that_is_wanted() -> None:
 
 
 def test_the_estimate_in_blocks_keeps_the_bounds_of_the_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The estimate's own allocations, sent through the allocator's model under the rules of the torch that
-    recorded.
-    """
+    """The estimate's own allocations in the allocator's model, by the rules of the torch that recorded."""
     monkeypatch.setattr(workspaces, "installed_torch", lambda: (2, 11))
     allocated = []
     reserved = []
@@ -435,12 +424,10 @@ def test_the_page_of_evidence_says_what_the_recordings_say() -> None:
     assert f"an NVIDIA H200 ran {runs} of the course's own" in readme
     assert f"the simulation's median error is {middle:.3f} %, the largest {largest:.1f} %" in readme
     off = [row[-2] for row in gpu_published_tables()[0].rows]
-    assert (
-        f"ran {len(off)} of the published steps\n  again, {sum(not one for one in off)} of them to the byte"
-        in text
-    )
-    assert all(
-        exact == found["simulation"][0] for name, by, exact, *_ in gpu_tables()[1].rows if by == "simulation"
-    )
+    exact = sum(one == 0 for one in off)
+    assert f"ran {len(off)} of the published steps\n  again, {exact} of them to the byte" in text
+    for _, by, exact_runs, *_ in gpu_tables()[1].rows:
+        if by == "simulation":
+            assert exact_runs == runs
     assert all(row[2] == row[3] for row in gpu_allocator_tables()[0].rows)
     assert [row[3] for row in gpu_live_tables()[1].rows if row[3]] == 5 * [100]

@@ -158,9 +158,8 @@ def test_notebooks_in_other_encodings_are_read(tmp_path: Path) -> None:
     (tmp_path / "bob.ipynb").write_bytes(EXERCISES.decode().encode("utf-16"))
     (tmp_path / "eve.ipynb").write_bytes(b'{"cells": "\xe9"}')
     ada, bob, eve = grade(tmp_path)
-    assert ada.lesson == bob.lesson == "06" and eve.problem.startswith(
-        "cannot be read: it is damaged (Unicode"
-    )
+    assert ada.lesson == bob.lesson == "06"
+    assert eve.problem.startswith("cannot be read: it is damaged (Unicode")
 
 
 def test_archives_with_faults_at_random_cost_only_themselves(tmp_path: Path) -> None:
@@ -203,9 +202,8 @@ def test_no_cell_is_a_formula(text: str, tmp_path: Path) -> None:
 
 
 def test_no_part_of_a_cell_is_a_formula_where_semicolons_separate(tmp_path: Path) -> None:
-    write_table(
-        [Graded("ada", "", {"": Outcome("error", "a; b;\t=1;-2; 3 - 2 = 1")}, "", 0.0)], tmp_path / "x.csv"
-    )
+    outcome = Outcome("error", "a; b;\t=1;-2; 3 - 2 = 1")
+    write_table([Graded("ada", "", {"": outcome}, "", 0.0)], tmp_path / "x.csv")
     assert "a; b;\t'=1;'-2; 3 - 2 = 1" in (tmp_path / "x.csv").read_text(encoding="utf-8")
 
 
