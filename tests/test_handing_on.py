@@ -1,6 +1,4 @@
-"""Results handed on: as plain data, as JSON, as rows for a table, and as a memory snapshot for torch's
-viewer.
-"""
+"""Results handed on: as plain data, JSON, rows for a table, and a memory snapshot for torch's viewer."""
 
 import copy
 import json
@@ -101,10 +99,8 @@ def test_rows_of_a_comparison_have_both_sides_and_their_difference() -> None:
         if any(pair):
             row = rows[name]
             assert (row["estimated"], row["simulated"], row["difference"]) == (*pair, pair[0] - pair[1])
-    assert (
-        list(rows)[-3:] == ["tensors", "allocator's counter", "reserved"]
-        and "measured" not in rows["tensors"]
-    )
+    assert list(rows)[-3:] == ["tensors", "allocator's counter", "reserved"]
+    assert "measured" not in rows["tensors"]
     assert rows["tensors"]["run"] == RUN.code() and rows["tensors"]["provenance"] == str(
         compared.measurement.provenance
     )

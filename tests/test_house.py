@@ -1,6 +1,4 @@
-"""The order of the house: every import points down, none goes in a circle, and each folder needs what it may
-need.
-"""
+"""The order of the house: imports point down, none goes in a circle, and folders need what they may need."""
 
 import ast
 import subprocess
@@ -45,9 +43,7 @@ def test_no_imports_go_in_a_circle() -> None:
 
 
 def foreign(folders: tuple[str, ...]) -> set[str]:
-    """The packages outside of the standard library that modules in these folders import, and the course's
-    own.
-    """
+    """Packages outside the standard library that modules in these folders import, and the course's own."""
     names = [name for name in house.modules() if house.place(name) in folders]
     assert {house.place(name) for name in names} == set(folders)
     others = {other.partition(".")[0] for name in names for other in house.imports(name) - house.ours(name)}

@@ -1,6 +1,4 @@
-"""Has each exercise its three hints, and each lesson its quiz? Where a check only says what is off, these
-help on.
-"""
+"""Has each exercise three hints, and each lesson a quiz? They help where a check only says what is off."""
 
 import json
 import re

@@ -95,9 +95,7 @@ def by_a_list(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any
 
 
 def ring_of(steps: Callable[[int], int], added: int = 1, moves: int = 1, more: int = 0) -> Any:
-    """A ring of other steps, which adds in `added` halves; a part that `moves` on with
-    each, `more` messages.
-    """
+    """A ring of other steps that adds in `added` halves; a part `moves` on with each, `more` messages."""
 
     def answer(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
         right = (rank + 1) % ranks
@@ -537,8 +535,9 @@ def _real(answers: Answers) -> list[Any]:
 
 @pytest.fixture(scope="module", autouse=True)
 def tried() -> None:
-    """All that reach real ranks, by the same processes: a start takes seconds. Outcomes are kept for the
-    checks.
+    """All that reach real ranks, by the same processes: a start takes seconds.
+
+    Outcomes are kept for the checks.
     """
     rings = [("ring", ring) for ring in (*RING.right, with_a_helper, in_one_box)]
     judged = {"step": MENDED_STEP, "tokens": TOKEN_BACKWARD, "train": FIXED_TRAINING}

@@ -524,8 +524,9 @@ SHARD_TO_FIT = Answers(
 
 @pytest.fixture(scope="module", autouse=True)
 def tried() -> None:
-    """All that reach real ranks, by the same processes: a start takes seconds. Outcomes are kept for the
-    checks.
+    """All that reach real ranks, by the same processes: a start takes seconds.
+
+    Outcomes are kept for the checks.
     """
     own = (
         "Pass the class itself",

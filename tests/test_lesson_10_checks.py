@@ -25,9 +25,7 @@ def training(
     steps: int = 2,
     keep: bool = False,
 ) -> Any:
-    """A learner's loop, with another counter, without a reset, with other steps, or with all models in a
-    list.
-    """
+    """A learner's loop with another counter, no reset, other steps, or all models in a list."""
 
     def answer(make: Any, draw: Any, batches: list[int]) -> dict[int, Any]:
         found = {}
@@ -493,9 +491,7 @@ def test_the_example_is_a_snapshot_of_five_steps() -> None:
 
 
 class Plain:
-    """An allocator as a learner writes one, from lists of [size, name]; each class below has a mistake of its
-    own.
-    """
+    """An allocator as a learner writes one, from lists of [size, name]; each class below has one mistake."""
 
     # a rest of so many bytes is split off
     least_small = 1

@@ -35,9 +35,7 @@ def trying_all(
     worst: Callable[[Any], float] = max,
     otherwise: Any = None,
 ) -> Any:
-    """Every choice of positive numbers of layers, with other bytes for a stage, or another goal than its
-    time.
-    """
+    """Every choice of positive numbers of layers, with other bytes for a stage or a goal other than time."""
 
     def answer(times: Any, states: Any, kept: Any, p: int, m: int, capacity: int) -> Any:
         best = (float("inf"), otherwise)
@@ -525,8 +523,9 @@ TWO_STAGES = Answers(
 
 @pytest.fixture(scope="module", autouse=True)
 def tried() -> None:
-    """All that reach real ranks, by the same processes: a start takes seconds. Outcomes are kept for the
-    checks.
+    """All that reach real ranks, by the same processes: a start takes seconds.
+
+    Outcomes are kept for the checks.
     """
     outcomes(PROGRAM, 2, [("step", step) for step in (*TWO_STAGES.right, only_here, only_rank_1_here)])
 

@@ -276,9 +276,7 @@ def fitting(
 
 
 def in_two_parts(model: Any, optimizer: Any, batch: Any) -> None:
-    """The head's pieces go backward one by one into a detached input, without recomputation; then the rest
-    does.
-    """
+    """The head's pieces go backward one by one into a detached input, not recomputed; then the rest does."""
     for tokens, targets in zip(*(part.split(2) for part in batch), strict=True):
         with torch.autocast(tokens.device.type, torch.bfloat16):
             x = model.embedding(tokens)

@@ -87,11 +87,9 @@ def test_figures_state_their_conclusion_and_hold_what_they_show() -> None:
     shown = theta_paths(
         fit, {"all": mb.path(fit, 0.5, 100, 3), "each": mb.path(fit, 0.5, 4, 1)}, "It wanders"
     )
-    assert (
-        shown.alt.startswith("It wanders. ")
-        and "each: 25 steps" in shown.alt
-        and 'data-steps="3"' in shown.svg
-    )
+    assert shown.alt.startswith("It wanders. ")
+    assert "each: 25 steps" in shown.alt
+    assert 'data-steps="3"' in shown.svg
 
 
 def test_the_explorer_walks_as_its_controls_say() -> None:
@@ -111,10 +109,8 @@ def test_the_explorer_says_what_is_not_possible_and_what_leaves_the_picture() ->
     shown = theta_explorer(1, 1, 1.5)
     assert "leaves the picture" in shown.picture.value and "nan" not in shown.picture.value
     shown.controls["size"].value, shown.controls["group"].value = 50, 50
-    assert (
-        "Not possible" in shown.picture.value
-        and "do not divide into steps of 50 micro-batches" in shown.message
-    )
+    assert "Not possible" in shown.picture.value
+    assert "do not divide into steps of 50 micro-batches" in shown.message
     assert repr(theta_explorer()) == repr(shown) == shown.invitation
 
 

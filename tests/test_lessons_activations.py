@@ -108,11 +108,9 @@ def test_the_map_follows_its_sliders_at_once() -> None:
     another_model()
     assert calls(another_model) < 120_000, "two controls, tens of milliseconds each"
     assert shown.run == TrainingRun("llama3.2-1b", 4, 512, "amp-bf16", attention="eager")
-    assert (
-        shown.picture.value != before
-        and shown.figure
-        and "No step of llama3.2-1b fits on T4-16GB" in shown.figure.alt
-    )
+    assert shown.picture.value != before
+    assert shown.figure
+    assert "No step of llama3.2-1b fits on T4-16GB" in shown.figure.alt
     assert "run this cell" in repr(shown) and gpu("T4-16GB").name in shown.figure.svg
 
 

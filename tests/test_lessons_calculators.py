@@ -1,6 +1,4 @@
-"""Lesson 13's account: answers and measurements are cut so that nothing is lost; errata compute what they
-claim.
-"""
+"""Lesson 13's account: answers and measurements are cut without loss; errata compute what they claim."""
 
 import dataclasses
 import re
@@ -339,9 +337,7 @@ def test_a_calculator_answers_a_row_by_the_row_s_run_or_refuses_it_and_gives_non
 
 
 def test_an_answer_comes_out_by_hand() -> None:
-    """16 bytes a parameter, ZeRO's 12·h·b·s·L numbers of 2 bytes; of states alone the
-    16 bytes of fp32 Adam.
-    """
+    """16 bytes per parameter, ZeRO's 12·h·b·s·L numbers of 2 bytes; of states alone fp32 Adam's 16 bytes."""
     row = JUDGED["cs336-shibuki-2.7b-bf16-train-step-ctx512"]
     N = 32 * (4 * 2560**2 + 3 * 2560 * 10240 + 2 * 2560) + 2560 + 2 * 10_000 * 2560
     assert answers_to(row)["ZeRO"] == 16 * N + 24 * 2560 * 4 * 512 * 32
@@ -386,9 +382,7 @@ def test_parts_of_a_step_first_peaks_and_unknown_options_are_nobody_s() -> None:
 
 
 def test_our_estimate_answers_what_the_row_s_counter_is() -> None:
-    """Unsplit blocks are in the allocator's counter, free pieces in what is reserved;
-    not of several ranks.
-    """
+    """Unsplit blocks are in the allocator's counter, free pieces in the reserved; not of several ranks."""
     row = JUDGED["cs336-shibuki-2.7b-bf16-train-step-ctx512"]
     allocated, reserved = (
         answers_to(dataclasses.replace(row, counter=name)) for name in ("allocated", "reserved")
@@ -416,9 +410,8 @@ def test_what_the_lesson_says_of_the_judgment_holds() -> None:
 def test_a_strip_has_a_dot_for_each_answer_and_a_ring_where_asked() -> None:
     figure = strips({"one": {"a": 0.5, "b": 2.0}, "other": {}}, "Two answers", "from a test", {"b"})
     assert [float(ratio) for ratio in re.findall(r'data-ratio="([\d.]+)"', figure.svg)] == [0.5, 2.0]
-    assert (
-        figure.svg.count("<title>b</title>") == 1 and "one −50.0 to +100.0 %; other no answer" in figure.alt
-    )
+    assert figure.svg.count("<title>b</title>") == 1
+    assert "one −50.0 to +100.0 %; other no answer" in figure.alt
     xs = [float(x) for x in re.findall(r'<rect x="([\d.]+)"[^>]*data-ratio', figure.svg)]
     zero = float(re.findall(r'<text x="([\d.]+)"[^>]*>0 %', figure.svg)[0])
     assert xs[0] + 5 == pytest.approx(2 * zero - xs[1] - 5, abs=0.2), (

@@ -138,10 +138,8 @@ def test_a_ring_is_drawn_step_by_step() -> None:
 
 def test_the_player_follows_its_slider_and_its_button() -> None:
     player = ring_player(RING, step=2)
-    assert (
-        "Step 2 of 4" in player.picture.value
-        and repr(player) == "A ring to step through: run this cell to play it."
-    )
+    assert "Step 2 of 4" in player.picture.value
+    assert repr(player) == "A ring to step through: run this cell to play it."
     player.controls["step"].value = 4
     assert "9 of 9 parts" in player.picture.value
     player.play.value = 1
@@ -189,10 +187,8 @@ def test_one_forgotten_bias_drives_replicas_apart_and_hardly_shows_in_the_loss(s
         replicas(kept, seed) for kept in ([], ["2.bias"], everything)
     )
     assert together == 0 and min(apart, alone) > 0.5
-    assert (
-        right < hidden < 1.25 * right < 2 * right < wrong
-        and abs(wrong - torch.tensor(4.0).log().item()) < 0.3
-    )
+    assert right < hidden < 1.25 * right < 2 * right < wrong
+    assert abs(wrong - torch.tensor(4.0).log().item()) < 0.3
 
 
 def step(*buckets: tuple[float, float]) -> dict[str, Any]:

@@ -131,9 +131,7 @@ def test_sizes_are_spelled_in_the_allocators_units():
 
 
 def test_the_run_that_fails_does_so_where_and_why_the_lesson_says():
-    """GPT-2 on a card of 6 GiB: the gradient of the fp32 log-probabilities finds two
-    holes, both too small.
-    """
+    """GPT-2 on a 6 GiB card: the fp32 log-probabilities' gradient finds two holes, both too small."""
     measured = simulate(TrainingRun("gpt2", micro_batch=8, seq_len=512, precision="amp-bf16"))
     logits = 8 * 512 * 50257
     large = [

@@ -80,9 +80,8 @@ def test_the_controls_draw_what_they_say() -> None:
     shown = lora_explorer(
         "llama3-8b", micro_batch=1, seq_len=512, precision="bf16", lora_rank=16, frozen_bits=4
     )
-    assert (
-        f"{estimate(shown.run).total / 1e9:.1f} GB" in shown.picture.value and "Fits" in shown.picture.value
-    )
+    assert f"{estimate(shown.run).total / 1e9:.1f} GB" in shown.picture.value
+    assert "Fits" in shown.picture.value
     four = estimate(shown.run).total
     shown.controls["frozen_bits"].value = 16
     assert estimate(shown.run).total > four + 10**10

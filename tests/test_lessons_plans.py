@@ -1,6 +1,4 @@
-"""Lesson 14's figures and tables say what `fit` found, the grade is fair, and the six cases give nothing
-away.
-"""
+"""Lesson 14's figures and tables say what `fit` found, the grade is fair, and the cases give nothing away."""
 
 import pytest
 
@@ -53,11 +51,9 @@ def test_a_case_ends_where_memory_did_and_names_no_tensor() -> None:
     for number in range(1, len(ORDER) + 1):
         found = case(number)
         assert "out of GPU memory" in found.message
-        assert (
-            not found.measured.allocations
-            and not found.measured.moments
-            and not found.measured.provenance.note
-        )
+        assert not found.measured.allocations
+        assert not found.measured.moments
+        assert not found.measured.provenance.note
         assert found.measured.peak == max(found.measured.timeline.totals())
         assert found.evidence.alive.total == found.measured.timeline.totals()[-1]
     assert case(2).evidence.step_starts[-1] > case(2).evidence.step_starts[1]

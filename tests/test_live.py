@@ -327,9 +327,7 @@ def test_a_run_that_is_interrupted_lets_go_of_its_memory_and_keeps_its_traceback
 
 
 def test_a_traceback_is_let_go_while_the_garbage_collector_calls_back():
-    """Its callback is a function, too, that is entered in the midst; no function of the traceback is ever
-    run.
-    """
+    """Its callback is a function too, entered midway; no function of the traceback is ever run."""
     entered: list[int] = []
 
     def failing(number: int) -> None:

@@ -1,6 +1,4 @@
-"""Out of memory on purpose in every kind of cell, notebooks executed live, a GPU as a smaller card, by
-stand-ins.
-"""
+"""Out of memory on purpose in every kind of cell, notebooks run live, a GPU as a smaller card: stand-ins."""
 
 import json
 import os

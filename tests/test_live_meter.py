@@ -144,9 +144,7 @@ def card(monkeypatch) -> None:
 
 
 def test_reading_calls_nothing_of_torch_cuda_but_the_counters(card, monkeypatch):
-    """Whatever could launch, record or wait is a function or a class of torch.cuda: each of the others fails
-    here.
-    """
+    """What can launch, record or wait is a function or class of torch.cuda: each of the others fails here."""
     meter = live_meter()
 
     def refuse(*_: object, **__: object) -> None:
@@ -254,11 +252,9 @@ def test_the_picture_draws_the_kinds_and_says_the_rest_in_words():
 def test_thinning_keeps_the_highest_and_the_last():
     samples = [Reading(10 * GB if t == 4321 else t, 0, seconds=float(t)) for t in range(12_000)]
     kept = thinned(samples)
-    assert (
-        len(kept) <= MOST_POINTS
-        and max(sample.allocated for sample in kept) == 10 * GB
-        and kept[-1] == samples[-1]
-    )
+    assert len(kept) <= MOST_POINTS
+    assert max(sample.allocated for sample in kept) == 10 * GB
+    assert kept[-1] == samples[-1]
 
 
 def test_twelve_thousand_readings_are_drawn_small_and_with_few_calls_each():

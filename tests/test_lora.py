@@ -129,9 +129,7 @@ def test_it_simulates_and_keeps_gradients_and_states_of_the_factors_alone(model,
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_activations_under_lora_leave_out_the_inputs_of_frozen_products(bits):
-    """What a weight's gradient needs is kept for the factor A instead, where there is one: here only for q
-    and v.
-    """
+    """What a weight's gradient needs is kept for the factor A instead, where there is one: here q and v."""
     run = TrainingRun(
         shallow(LLAMA, 2), 2, 128, "bf16", lora_rank=8, lora_targets=("q", "v"), frozen_bits=bits
     )

@@ -1,6 +1,4 @@
-"""The memory map: every byte is drawn where it lies, it is told in words, and the page shows every event by
-itself.
-"""
+"""The memory map: every byte is drawn where it lies and told in words; each event stands by itself."""
 
 import json
 import os

@@ -1,6 +1,4 @@
-"""The networks: parameters, arithmetic against a plain reading of the formulas, experts, frozen weights, the
-loss.
-"""
+"""The networks: parameters, arithmetic against a plain reading, experts, frozen weights, the loss."""
 
 import dataclasses
 import itertools

@@ -1,6 +1,4 @@
-"""Notebooks under the course's own conftest: their times are listed, their outputs compared, by pytest in a
-process.
-"""
+"""Notebooks under the course's own conftest: times are listed, outputs compared, by pytest in a process."""
 
 import json
 import os
@@ -70,10 +68,8 @@ def test_lessons_are_timed_and_none_fails_for_its_time(said: str) -> None:
     seconds = [float(row[0]) for row in rows]
     assert seconds == sorted(seconds, reverse=True) and seconds[-1] > 0
     words = {row[5]: row[6:] for row in rows}
-    assert (
-        words["notebooks/01_slow.ipynb"] == ["over", "its", "budget"]
-        and not words["notebooks/02_granted.ipynb"]
-    )
+    assert words["notebooks/01_slow.ipynb"] == ["over", "its", "budget"]
+    assert not words["notebooks/02_granted.ipynb"]
 
 
 def test_only_other_bytes_fail_though_torch_versions_may_differ_and_copies_are_left_out(said: str) -> None:

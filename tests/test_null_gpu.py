@@ -1,6 +1,4 @@
-"""The command that runs the course on a GPU that does nothing, and one live step on it
-where it can be built.
-"""
+"""The command that runs the course on a GPU that does nothing, and one live step on it if it can be built."""
 
 import json
 import subprocess

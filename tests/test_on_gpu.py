@@ -1,6 +1,4 @@
-"""Plain torch code on "cuda" without a GPU: it runs, its memory is counted, and torch is as it was
-afterwards.
-"""
+"""Plain torch code on "cuda" without a GPU: it runs, its memory is counted, torch is left as it was."""
 
 from contextlib import nullcontext
 

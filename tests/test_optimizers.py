@@ -1,6 +1,4 @@
-"""The optimizers and precisions train: on the CPU, with real numbers, and the same whether they are watched
-or not.
-"""
+"""The optimizers and precisions train: on the CPU, with real numbers, and the same whether watched or not."""
 
 import pytest
 import torch

@@ -296,9 +296,7 @@ def test_the_cause_is_that_of_the_message(cause, text):
 
 
 def made(*lines: str, **sizes: float) -> str:
-    """The cause found for a card of 100 GiB that is full but for 1 GiB, with these sizes in GiB and this
-    traceback.
-    """
+    """The cause for a card of 100 GiB with 1 GiB free, with these sizes in GiB and this traceback."""
     said = {
         "total": 100,
         "free": 1,
@@ -318,10 +316,8 @@ def test_shares_of_the_card_decide():
     assert made(cached=6, allocated=92, requested=8) == "full"  # not even in one piece
     assert made(allocated=89) == "full" and made(allocated=87) == "outside"  # 10 % and a context
     assert made(requested=9) == "full" and made(requested=11) == "tensor"
-    assert (
-        made("loss.backward()", requested=9) == "backward"
-        and made("loss.backward()", requested=11) == "tensor"
-    )
+    assert made("loss.backward()", requested=9) == "backward"
+    assert made("loss.backward()", requested=11) == "tensor"
     assert made("in forward", requested=24) == "forward" and made("in forward", requested=26) == "tensor"
     assert made("x = scores", requested=1) == "attention" and made("x = scores", requested=90) == "attention"
     assert made(allowed=50, free=40, allocated=49) == "allowed" and made(allowed=50, free=1) == "full"
@@ -579,10 +575,8 @@ def test_a_terminal_is_told_how_to_end_a_paste(monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", stdin)
     assert answered() == 0
     printed = capsys.readouterr()
-    assert (
-        printed.err == "Paste the message, then press Ctrl-D (on Windows Ctrl-Z and Enter).\n"
-        and "15.07 GiB" in printed.out
-    )
+    assert printed.err == "Paste the message, then press Ctrl-D (on Windows Ctrl-Z and Enter).\n"
+    assert "15.07 GiB" in printed.out
 
 
 def test_the_end_of_a_long_log_is_read(tmp_path, capsys):
@@ -606,9 +600,7 @@ def test_a_log_that_is_not_there_is_an_error_that_names_it():
 
 
 def test_what_the_simulated_gpu_raises_is_understood(monkeypatch):
-    """The optimizer's states of a model whose weights and gradients fit; its bytes are
-    the allocator's own.
-    """
+    """The optimizer states of a model whose weights and gradients fit; the bytes are the allocator's own."""
     torch = pytest.importorskip("torch")
     from course_utils.measuring import on_gpu as cards
 
@@ -625,9 +617,8 @@ def test_what_the_simulated_gpu_raises_is_understood(monkeypatch):
     found = diagnose(parse("".join(traceback.format_exception(raised.value))))
     assert found.cause == "states" and "exp_avg" in found.because
     assert found.failure.sizes["total"] == 1536 * MiB and found.failure.sizes["requested"] == 64 * MiB
-    assert (
-        2 * weights < found.failure.sizes["allocated"] < 1536 * MiB and found.failure.parts["free"] < 64 * MiB
-    )
+    assert 2 * weights < found.failure.sizes["allocated"] < 1536 * MiB
+    assert found.failure.parts["free"] < 64 * MiB
 
 
 def test_a_message_can_be_made_by_hand():

@@ -1,6 +1,4 @@
-"""A step of a learner's own: what it takes, that nothing is changed by it, and what is said when it goes
-wrong.
-"""
+"""A step of a learner's own: what it takes, that it changes nothing, and what is said when it goes wrong."""
 
 import copy
 import gc
@@ -107,9 +105,7 @@ def course_parts(run: TrainingRun) -> dict[str, Any]:
 def test_the_courses_network_in_ones_own_step_gives_the_courses_measurement(
     family, recompute, accumulation_steps
 ):
-    """Phases are only noticed here, and named there; weights were made on the CPU here, and on the device
-    there.
-    """
+    """Phases are only noticed here, named there; weights were made on the CPU here, on the device there."""
     run = TrainingRun(tiny(family), 2, 64, recompute=recompute, accumulation_steps=accumulation_steps)
 
     def loss_from(model, batch):
@@ -242,9 +238,9 @@ def test_a_scheduler_in_the_batch_follows_the_copy_of_the_optimizer(source):
 
     parts["batch"] = (parts["batch"], scheduler)
     measured = measure(step=step, source=source, **parts)
-    assert (
-        measured.peak > 0 and parts["optimizer"].param_groups[0]["lr"] == 1e-3 and scheduler.last_epoch == 0
-    )
+    assert measured.peak > 0
+    assert parts["optimizer"].param_groups[0]["lr"] == 1e-3
+    assert scheduler.last_epoch == 0
 
 
 def test_attention_of_16_bits_is_flash_and_of_32_efficient():
@@ -526,10 +522,8 @@ def test_a_tensor_on_the_wrong_device_is_named_with_its_line(where):
     with pytest.raises(StepError) as caught:
         measure(step=step, source="simulated", **parts)
     said = str(caught.value)
-    assert (
-        said.startswith("test_own.py:")
-        and "train_step(model, optimizer, (batch[0] + shift, batch[1]))" in said
-    )
+    assert said.startswith("test_own.py:")
+    assert "train_step(model, optimizer, (batch[0] + shift, batch[1]))" in said
     assert "add got tensors on different devices: (8, 64) on cuda and (64,) on cpu" in said
     assert "batch=…" in said and "device=x.device" in said and "buffer" in said
     assert measure(step=step, source="cpu", **parts).peak > 0
@@ -675,9 +669,7 @@ def test_a_sparse_gradient_is_named_with_its_line(source):
 
 
 def test_what_torch_cannot_simulate_is_named_with_its_line():
-    """Neither torch 2.13 nor 2.15 has a rule of shapes for the backward of this loss; a
-    GRU got one in 2.15.
-    """
+    """Neither torch 2.13 nor 2.15 has a shape rule for this loss's backward; a GRU got one in 2.15."""
     parts = made() | {"optimizer": None}
 
     def step(model, batch):
@@ -862,9 +854,7 @@ ENDS = pytest.mark.parametrize(
 
 
 def left_by(step: Any, source: str, allocated: Any, times: int) -> tuple[set[int], str]:
-    """Bytes that each of many failures leaves while all their exceptions are kept, and the last traceback as
-    text.
-    """
+    """Bytes that each of many failures leaves while all exceptions are kept, and the last traceback."""
     parts = made()
     kept = []
     left = set()

@@ -169,9 +169,7 @@ def test_replicas_take_16_bytes_a_parameter():
 @pytest.mark.parametrize("micro_batch", [1, 4, 8])
 @pytest.mark.parametrize("stage", range(4))
 def test_a_plans_messages_are_those_of_step_time(stage: int, micro_batch: int):
-    """For the same run in 16 bits throughout; with tensor parallelism each rank has its
-    part of every matrix.
-    """
+    """For the same run in 16 bits; with tensor parallelism each rank has its part of every matrix."""
     run = LLAMA.replace(micro_batch=micro_batch, precision="bf16")
     same = run.replace(world_size=64, zero_stage=stage, global_batch=512)
     found = account(run, CLUSTER, Plan(64, stage=stage), 512)
@@ -188,10 +186,8 @@ def test_what_cannot_hide_is_waited_for():
         assert s["data"] + s["pipeline"] <= one.overlapped
     slow = Cluster(CLUSTER.gpu, 8, 8, 1e9)
     found = account(LLAMA, slow, Plan(64, stage=3), 512)
-    assert (
-        found.overlapped == pytest.approx(found.seconds["data"])
-        and found.overlapped > found.seconds["compute"]
-    )
+    assert found.overlapped == pytest.approx(found.seconds["data"])
+    assert found.overlapped > found.seconds["compute"]
 
 
 def test_tensor_parallelism_talks_within_a_node_and_pipelines_between():

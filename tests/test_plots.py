@@ -299,10 +299,8 @@ def test_the_timeline_names_its_peak_and_draws_it_exactly():
     assert f"peak {run.peak / GB:.2f} GB in loss, step 2" in texts(figure)
     # each shows its own band
     painted = [area.attrib["data-kind"] for area in shapes(figure, "path", "data-kind")]
-    assert (
-        painted == [kind for kind in reversed(TIMELINE_ORDER) if kind in painted]
-        and painted[-1] == "parameters"
-    )
+    assert painted == [kind for kind in reversed(TIMELINE_ORDER) if kind in painted]
+    assert painted[-1] == "parameters"
     points = outline(figure)
     highest = max(y for _, y in points)
     assert highest == pytest.approx(y_of(figure, 0) - y_of(figure, run.peak), abs=0.2)

@@ -1,6 +1,4 @@
-"""The way out to matplotlib: Axes hold the numbers that were given, in their colors, and can be restyled and
-saved.
-"""
+"""The way to matplotlib: Axes hold the given numbers, in their colors, and can be restyled and saved."""
 
 import sys
 from typing import Any
@@ -164,9 +162,8 @@ def test_lines_have_their_points_their_colors_and_their_scales(ax: Any) -> None:
     ]
     # the band
     assert ax.lines[3].get_ydata() == [32, 32] and "32 GB card" in words_in(ax) and len(ax.collections) == 1
-    assert (
-        ax.xaxis.get_major_formatter()(65536) == "65,536" and ax.xaxis.get_major_formatter()(1e-5) == "10⁻⁵"
-    )
+    assert ax.xaxis.get_major_formatter()(65536) == "65,536"
+    assert ax.xaxis.get_major_formatter()(1e-5) == "10⁻⁵"
 
 
 def test_the_step_in_columns_is_a_stack_of_its_moments(ax: Any) -> None:
@@ -201,10 +198,8 @@ def test_a_new_figure_is_shown_by_a_notebook_and_restyled_by_a_learner(tmp_path)
         ax: Any = every_figure()["stack"].plot()
     try:
         assert ax.figure.number in pyplot.get_fignums() and ax.title.get_fontsize() == pytest.approx(14.4)
-        assert (
-            ax.get_title() == "Only <full> & nothing else fits"
-            and to_hex(ax.figure.get_facecolor()) == "#ffffff"
-        )
+        assert ax.get_title() == "Only <full> & nothing else fits"
+        assert to_hex(ax.figure.get_facecolor()) == "#ffffff"
         ax.set_title("My own conclusion")
         ax.figure.set_size_inches(5, 3)
         ax.figure.savefig(tmp_path / "mine.png", dpi=100)

@@ -63,11 +63,9 @@ def test_an_answer_is_right_even_if_it_cannot_be_remembered(
     monkeypatch.setenv("COURSE_HOME", str(tmp_path / "file" / "course"))
     check(42)
     said = capsys.readouterr().out
-    assert (
-        said.startswith("✓ 06.1 Well done.")
-        and "progress cannot be kept in" in said
-        and "COURSE_HOME" in said
-    )
+    assert said.startswith("✓ 06.1 Well done.")
+    assert "progress cannot be kept in" in said
+    assert "COURSE_HOME" in said
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"passed": "06.1"}', '{"day": "x"}', "\udcff"])
@@ -106,9 +104,7 @@ def test_two_kernels_that_write_at_once_lose_nothing(home: Path) -> None:
 
 
 def test_a_course_that_was_moved_or_upgraded_finds_it_again(tmp_path: Path) -> None:
-    """The file knows exercises by number alone: a folder's name, a new title and a dropped exercise do not
-    matter.
-    """
+    """The file knows exercises by number alone: folder names, new titles, dropped exercises do not matter."""
     mark_passed("06.1")
     mark_passed("06.9")
     for name, title in (("course", "The cost"), ("renamed elsewhere", "The cost, told anew")):
@@ -127,9 +123,9 @@ def test_what_was_kept_before_lesson_07_was_split_still_counts(home: Path) -> No
     kept += [{"guess": "07.noise", "value": 8, "unit": "sequences"}]
     (home / FILE).write_text("".join(json.dumps({**one, "day": "2026-01-01"}) + "\n" for one in kept))
     (lesson,) = (one for one in progress().lessons if one.number == 7)
-    assert (
-        list(lesson.passed) == ["07.4"] and lesson.score == (5, 5) and "cannot be read" not in str(progress())
-    )
+    assert list(lesson.passed) == ["07.4"]
+    assert lesson.score == (5, 5)
+    assert "cannot be read" not in str(progress())
     source = (ROOT / "notebooks" / "src" / "07b_large_batches.py").read_text(encoding="utf-8")
     assert stored_guesses()["07.noise"].value == 8 and 'predict("07.noise"' in source
 
@@ -142,12 +138,10 @@ def test_the_page_shows_what_is_done_and_what_is_next() -> None:
     lesson = shown.lessons[5]
     assert lesson.next.startswith("06.2 ") and lesson.score == (5, 5)
     for text in (str(shown), shown._repr_html_()):
-        assert (
-            "5 of 5 at the first try" in text
-            and "1 of " in text
-            and "not taken" in text
-            and lesson.next in text
-        )
+        assert "5 of 5 at the first try" in text
+        assert "1 of " in text
+        assert "not taken" in text
+        assert lesson.next in text
     assert shown._repr_html_().startswith("<table>")
 
 

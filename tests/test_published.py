@@ -107,10 +107,8 @@ def test_the_cookbook_s_checkpointing_is_selective():
 
 def test_the_cookbook_counts_16_bit_activations_even_in_fp32():
     both = [published.cookbook_parts(XL.replace(precision=name)) for name in ("fp32", "bf16-master")]
-    assert (
-        both[0]["activations"] == both[1]["activations"]
-        and both[0]["parameters"] == 2 * both[1]["parameters"]
-    )
+    assert both[0]["activations"] == both[1]["activations"]
+    assert both[0]["parameters"] == 2 * both[1]["parameters"]
 
 
 def test_llm_analysis_differs_from_korthikanti_in_norms_and_masks():

@@ -1,6 +1,4 @@
-"""Published steps of language, vision and quantized models: what was frozen of them, and that it is said
-again.
-"""
+"""Published steps of language, vision and quantized models: what was frozen of them, and is said again."""
 
 import pytest
 

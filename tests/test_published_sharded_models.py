@@ -1,6 +1,4 @@
-"""torchtitan's published steps: what was said of each stays within bounds, and small steps allocate as they
-should.
-"""
+"""torchtitan's published steps: what was said stays within bounds, and small steps allocate rightly."""
 
 from collections import Counter
 from typing import Any

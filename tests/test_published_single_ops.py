@@ -1,6 +1,4 @@
-"""Published figures of single operations and of CS336's transformer: what is frozen
-holds, and is said again.
-"""
+"""Published figures of single operations and CS336's transformer: what is frozen holds, and is said again."""
 
 import pytest
 

@@ -36,9 +36,8 @@ def test_what_needs_a_real_gpu_says_so_with_the_line(name):
     with asked(), pytest.raises(StepError) as caught:
         getattr(torch.cuda, name)()
     said = str(caught.value)
-    assert (
-        said.startswith("test_questions.py:") and f"no answer to torch.cuda.{name}(). Leave this out" in said
-    )
+    assert said.startswith("test_questions.py:")
+    assert f"no answer to torch.cuda.{name}(). Leave this out" in said
 
 
 def test_the_card_says_what_it_is():
@@ -92,10 +91,8 @@ def test_memory_is_what_the_allocator_makes_of_what_has_been_counted_so_far():
         assert torch.cuda.memory_reserved() == 2 * MiB  # the first segment of the small pool
         assert torch.cuda.mem_get_info() == (CARD.room - 2 * MiB, CARD.room)
         said = torch.cuda.memory_stats()
-        assert (
-            said["allocated_bytes.all.peak"] == 1536
-            and said["inactive_split_bytes.all.current"] == 2 * MiB - 1536
-        )
+        assert said["allocated_bytes.all.peak"] == 1536
+        assert said["inactive_split_bytes.all.current"] == 2 * MiB - 1536
         assert said["requested_bytes.all.current"] == said["requested_bytes.all.peak"] == 1536
         events += [(-1024, "a"), (-512, "c")]
         torch.cuda.empty_cache()

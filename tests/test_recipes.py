@@ -1,6 +1,4 @@
-"""Does each lesson end in code of one's own that runs, with torch's calls in the open
-and a line to change?
-"""
+"""Does each lesson end in code of one's own that runs, with torch's calls and a line to change?"""
 
 import ast
 import gc
@@ -77,9 +75,7 @@ def test_a_lesson_ends_in_code_of_ones_own(path: Path, alone: Path) -> None:
 def test_a_wrapped_model_goes_before_the_group_that_it_uses(
     alone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the group ends while Python holds its lock, and one of its threads may be waiting for that: for
-    ever.
-    """
+    """Else the group ends while Python holds its lock, and a thread of it may wait for that: for ever."""
     left = list[int]()
     destroy = dist.destroy_process_group
 

@@ -242,9 +242,7 @@ LORA = {"lora_rank": 4, "lora_targets": ("attention", "mlp")}
 )
 @pytest.mark.sweep(7)
 def test_every_allocation_is_seen_in_order(choices, accumulation_steps, offload_everything):
-    """A policy of selective checkpoints is a dispatch mode too, but none that is there when gradients are
-    joined.
-    """
+    """A policy of selective checkpoints is a dispatch mode too, but not there when gradients are joined."""
     run = cpu_run("llama", accumulation_steps=accumulation_steps)
     run = run.replace(model=dataclasses.replace(run.model, layers=3), **choices)
     assert tracker_events(run) == allocator_events(run)

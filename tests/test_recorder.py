@@ -1,6 +1,4 @@
-"""The command `record`: no hang, crash or Ctrl-C may cost more than the task that it hits. No test needs a
-GPU.
-"""
+"""The command `record`: a hang, crash or Ctrl-C may cost only the task that it hits. No test needs a GPU."""
 
 import json
 import os
@@ -150,9 +148,7 @@ def alive(process: int) -> bool:
 
 
 def test_time_is_kept_and_a_task_that_was_cut_short_is_no_failure(tmp_path):
-    """Cut short by the recorder's own end, before the task's limit of a minute and the ten that it would
-    sleep.
-    """
+    """Cut short by the recorder's own end, before the task's limit of a minute and its sleep of ten."""
     lines, left = recorded(tmp_path, "time.sleep(600)", task("one"), task("two"), task("three"), seconds=12)
     assert left == 3 and [line["status"] for line in lines] == ["cut short"]  # the first is to be done again
     assert recorded(tmp_path / "no time", "send(part='x')", seconds=5) == ([], 1)
@@ -661,10 +657,8 @@ def test_a_published_step_is_simulated_for_this_card_first_and_then_counted_and_
     monkeypatch.setattr(counting, "family_of", lambda *_, live: next(steps))
     parts = parts_of(Task("published: x", "published", "", topic=",".join(row.id for row in rows)), Host())
     assert list(parts) == [f"{what} {row.id}" for what in ("said", "counted") for row in rows]
-    assert (
-        "out of memory" in parts[f"counted {rows[0].id}"]["error"]
-        and parts[f"counted {rows[1].id}"] == counted
-    )
+    assert "out of memory" in parts[f"counted {rows[0].id}"]["error"]
+    assert parts[f"counted {rows[1].id}"] == counted
     # no product: the card has no part in it
     assert parts[f"said {rows[0].id}"]["peak"] == list(rows[0].said[1:])
     assert callable(family_of(rows[0].family))
@@ -722,9 +716,7 @@ def test_a_context_is_what_a_second_program_adds_whatever_else_runs():
 
 
 class Late(Host):
-    """A device that counts freed tensors until another thread has let go of them: one at each wait, all in
-    the end.
-    """
+    """A device that counts freed tensors until another thread lets go: one per wait, all in the end."""
 
     def __init__(self, count: int, falls: list[int]) -> None:
         self.count, self.falls, self.waited = count, falls, 0
@@ -844,19 +836,15 @@ def test_memory_that_runs_out_within_a_history_is_recorded(monkeypatch):
 
 
 def test_a_gpus_counters_follow_what_torch_allocates(card):
-    """On a card of 200 MB whose tensors are the CPU's: each question is asked where the answer is known
-    beforehand.
-    """
+    """On a card of 200 MB with the CPU's tensors: each question has an answer that is known beforehand."""
     gpu = Cuda()
     free = gpu.free()
     taken = gpu.allocated()
     first = torch.ones(5 * MiB // 4)
     second = torch.ones(10 * MiB // 4)
-    assert (
-        gpu.allocated() - taken == 15 * MiB
-        and free - gpu.free() == 15 * MiB
-        and gpu.in_use() == gpu.allocated()
-    )
+    assert gpu.allocated() - taken == 15 * MiB
+    assert free - gpu.free() == 15 * MiB
+    assert gpu.in_use() == gpu.allocated()
     del second
     assert gpu.allocated() - taken == 5 * MiB and gpu.peaks()[0] - taken == 15 * MiB
     gpu.reset_peaks()
@@ -901,12 +889,10 @@ def test_each_variant_is_timed_with_its_spread(monkeypatch):
 def test_a_history_is_kept_and_says_what_was_reserved_at_each_steps_end():
     found = parts_of(Task("history", "history", "", SMALL), Host())["history"]
     compared, [(at, counted)] = compare_with_gpu(unpacked(found["history"])), found["steps"]
-    assert (
-        compared.exact
-        and found["exact"]
-        and counted == compared.real[at - 1] > 0
-        and at == len(compared.real)
-    )
+    assert compared.exact
+    assert found["exact"]
+    assert counted == compared.real[at - 1] > 0
+    assert at == len(compared.real)
 
 
 def test_at_least_ten_histories_fit_a_card_of_40_gb_under_both_settings():

@@ -1,6 +1,4 @@
-"""Recordings: lessons run from the shipped ones alone, those of real GPUs are read without a guess, and
-refusals.
-"""
+"""Recordings: lessons run from the shipped ones alone, real GPUs' are read without a guess, and refusals."""
 
 import gzip
 import lzma

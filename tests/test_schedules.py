@@ -1,6 +1,4 @@
-"""Lesson 06's schedules against their closed forms, policies against counted FLOPs, and the checkpoint by
-hand.
-"""
+"""Lesson 06's schedules against closed forms, policies against counted FLOPs, and the checkpoint by hand."""
 
 import warnings
 from dataclasses import replace
@@ -51,9 +49,7 @@ def test_schedules_cost_what_their_formulas_say(nodes: int) -> None:
     "schedule", [keep_all(9), keep_none(9), keep_every(9, 4)], ids=lambda item: item.name
 )
 def test_backward_finds_what_it_needs(schedule: Schedule) -> None:
-    """b runs from last to first, each with its value there; f runs from a checkpoint or
-    after its neighbor.
-    """
+    """b runs from last to first, each with its value; f runs from a checkpoint or after its neighbor."""
     backward = [tick for tick in schedule.ticks if tick.kind == "b"]
     assert [tick.node for tick in backward] == list(range(schedule.nodes, 0, -1))
     assert all(tick.node in tick.kept for tick in backward)
@@ -200,9 +196,7 @@ def test_the_naive_checkpoint_fails_where_the_lesson_says_and_pytorchs_does_not(
 
 @pytest.mark.parametrize(("variant", "again"), [(True, 2), (False, 1)])
 def test_only_the_variant_that_is_not_reentrant_stops_early(variant: bool, again: int) -> None:
-    """Of the two products of the lesson's block, backward needs the input of both, and nobody the second's
-    output.
-    """
+    """Of the two products of the lesson's block, backward needs both inputs, not the second's output."""
     names = names_from_cells("06", *BY_HAND)
     flops = []
     for run in (names["keep_everything"], partial(checkpoint, use_reentrant=variant)):
@@ -223,9 +217,7 @@ def test_the_reentrant_variant_loses_gradients_when_no_input_requires_one() -> N
 
 @pytest.mark.parametrize("card", ["A100-80GB", "H100-80GB"])
 def test_offloaded_copies_take_longer_than_the_steps_arithmetic_over_pcie(card: str) -> None:
-    """What lesson 06 says of GPT-2 XL, and that over NVLink-C2C they fit into a forward
-    at 54 % of the peak.
-    """
+    """What lesson 06 says of GPT-2 XL, and that over NVLink-C2C they fit a forward at 54 % of the peak."""
     run = TrainingRun("gpt2-xl", 32, 1024, "bf16-master")
     rates = gpu(card).rates
     assert rates is not None

@@ -166,9 +166,7 @@ def test_provenance_says_whose_memory_it_is():
 
 @pytest.mark.parametrize("changes", [SHARDED[2], SHARDED[3], SHARDED[0], SHARDED[5]], ids=str)
 def test_activations_are_those_of_one_rank(changes):
-    """Sharding states changes nothing of what forward keeps, but for copies that autocast makes of padded
-    weights.
-    """
+    """Sharding states changes nothing that forward keeps, but for autocast's copies of padded weights."""
     run = RUN.replace(**changes)
     alone = simulate(run.replace(world_size=1, zero_stage=0))
     assert (
@@ -240,9 +238,7 @@ def test_a_later_share_of_gradients_is_communication_until_it_is_added():
 
 
 def test_gathered_and_reduced_buffers_are_on_streams_of_their_own(tmp_path):
-    """FSDP2's streams, in the order in which it makes them: copy-in and gather in one, all-gather,
-    reduce-scatter.
-    """
+    """FSDP2's streams, in the order it makes them: copy-in and gather, all-gather, reduce-scatter."""
     found = simulate(RUN)
     by_stream = {stream: [a for a in found.allocations if a.stream == stream] for stream in (0, 1, 2, 3)}
     assert sum(map(len, by_stream.values())) == len(found.allocations)
@@ -467,9 +463,8 @@ def test_states_come_without_activations_where_none_are_covered_and_say_so():
         TrainingRun("llama3-70b", 1, 4096, "bf16-master", attention="flash", tensor_parallel=8)
     )
     assert found["activations"] == 0 < found["optimizer_states"] == 6 * found["parameters"]
-    assert (
-        "8 tensor-parallel ranks, without activations: " in found.label and "the flash kernel" in found.label
-    )
+    assert "8 tensor-parallel ranks, without activations: " in found.label
+    assert "the flash kernel" in found.label
 
 
 def test_tensor_parallelism_beside_something_else_is_refused():

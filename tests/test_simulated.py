@@ -17,9 +17,7 @@ from course_utils.run import TrainingRun
 
 
 def saved_within(attention: str, work: Any) -> tuple[list[torch.Tensor], list[str]]:
-    """Distinct storages that autograd saves while `work()` runs on the simulated GPU, and the operators that
-    ran.
-    """
+    """Distinct storages that autograd saves while `work()` runs on the simulated GPU, and the operators."""
     kept: dict[int, torch.Tensor] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -153,9 +151,7 @@ def test_grouped_keys_stay_narrow_in_flash_and_are_repeated_for_the_efficient_ke
 @pytest.mark.parametrize("model", [shallow(GPT, 2), shallow(LLAMA, 2)], ids=lambda model: model.name)
 @pytest.mark.parametrize("precision", ["amp-bf16", "bf16-master", "amp-fp16"])
 def test_cudnn_keeps_what_flash_keeps(model, precision):
-    """Output, logsumexp, seed and offset: what differs between the two is the scratch inside, which no one
-    sees.
-    """
+    """Output, logsumexp, seed and offset: only the scratch inside differs, which no one sees."""
     flash, cudnn = (
         simulate(TrainingRun(model, 2, 64, precision, attention=kernel)) for kernel in ("flash", "cudnn")
     )

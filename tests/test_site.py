@@ -36,9 +36,7 @@ LOOKED_AT = [
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The website; making it fails for any warning of Sphinx, such as a link or an
-    anchor that leads nowhere.
-    """
+    """The website; making it fails for any warning of Sphinx, such as a link or anchor that leads nowhere."""
     need_pyodide()
     return make(tmp_path_factory.mktemp("site") / "pages")
 

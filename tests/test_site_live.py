@@ -1,6 +1,4 @@
-"""Do the website's pages answer: guesses, quizzes, sliders, the first page's explorer, formulas, cards for
-sharing?
-"""
+"""Do the website's pages answer: guesses, quizzes, sliders, the first page's explorer, formulas, cards?"""
 
 import ast
 import importlib
@@ -80,9 +78,7 @@ def hand_made() -> Any:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A site of four pages: the first, one made by hand, a lesson with sliders and a quiz, and the
-    explorer's.
-    """
+    """A site of four pages: the first, one made by hand, a lesson with sliders and quiz, the explorer's."""
     need_pyodide()
     stage = tmp_path_factory.mktemp("stage")
     out = tmp_path_factory.mktemp("out") / "site"
@@ -205,9 +201,7 @@ def test_a_quiz_counts_with_the_keyboard_alone(tab: Page, address: str) -> None:
 
 
 def _questions(page: Page) -> list[list[tuple[int, bool]]]:
-    """For each question, the place of each choice among all and whether it is right,
-    read from its verdict.
-    """
+    """For each question, each choice's place among all and whether it is right, read from its verdict."""
     verdicts = page.locator(".course-quiz details > p").all_text_contents()
     texts = page.locator(".course-quiz details").evaluate_all("""found => found.map((one) => {
             while (one.matches('details')) one = one.previousElementSibling;

@@ -67,8 +67,7 @@ def test_streams_do_not_share_blocks(replayed):
 
 
 def tied_history(first: int, second: int) -> dict[str, Any]:
-    """A history in which two free blocks of 8 MiB tie: the one at the lower address is used, as torch's
-    allocator does.
+    """A history in which two free blocks of 8 MiB tie: the lower address is used, as in torch's allocator.
 
     Two segments of 20 MiB lie at `first` and `second`, each with two tensors of 8 MiB. The first tensor of
     both is freed, and another of 8 MiB comes. Where it lies decides whether 16 MiB have room later.
@@ -233,11 +232,9 @@ def test_a_history_may_begin_with_a_step_and_leave_out_small_tensors_and_the_sta
     large = snapshot_of(ours, least="100 KB")
     assert later["segments"] == large["segments"] == whole["segments"]
     shown = as_the_viewer_draws(large)
-    assert (
-        len(shown) < len(ours)
-        and shown[-1] == ours.requested[-1]
-        and 0 <= max(ours.requested) - max(shown) < 10**6
-    )
+    assert len(shown) < len(ours)
+    assert shown[-1] == ours.requested[-1]
+    assert 0 <= max(ours.requested) - max(shown) < 10**6
     freed = [entry["size"] for entry in large["device_traces"][0] if entry["action"] == "free_completed"]
     assert min(freed) >= 100_000 > min(-size for size, _ in measured.timeline.changes if size < 0)
     for plot in (_memory_viz.trace_plot, _memory_viz.segment_plot, _memory_viz.trace, _memory_viz.segsum):

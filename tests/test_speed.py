@@ -1,5 +1,4 @@
-"""Promises about work and memory, held by counts of calls and modules: the same on a quiet machine and on a
-busy one.
+"""Promises about work and memory, held by counts of calls and modules: the same on quiet and busy machines.
 
 What the seconds are, tests/speeds.py and tests/step_speed.py show, which run alone; the latter compares with
 a peer.
@@ -84,8 +83,7 @@ def test_closed_forms_that_load_torch_are_refused(monkeypatch):
 
 @SIMULATED
 def test_tracking_adds_a_fraction_to_a_step_and_torch_s_own_tracker_more_than_the_step_itself(monkeypatch):
-    """The benchmark's steps, with calls for seconds, the second of two tries, which finds the first one's
-    shapes.
+    """The benchmark's steps, with calls for seconds, second of two tries, which finds the first one's shapes.
 
     MemTracker adds more the more modules there are.
     """

@@ -1,6 +1,4 @@
-"""`start` without a wheel: what it refuses, what it leaves behind, and how a started
-course is found again.
-"""
+"""`start` without a wheel: what it refuses and leaves behind, and how a started course is found again."""
 
 import argparse
 import stat

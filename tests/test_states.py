@@ -1,6 +1,4 @@
-"""What stays from step to step, to the byte: the optimizers' own tensors, every precision's, and what LoRA
-leaves.
-"""
+"""What stays from step to step, to the byte: optimizers' own tensors, every precision's, what LoRA leaves."""
 
 from math import prod
 

@@ -248,9 +248,7 @@ def made(owner: Owner, size: str, *_: Tensor) -> Tensor:
 
 
 def test_an_operation_releases_what_it_made_and_the_values_that_it_was_passed():
-    """As in y = g(f()): f's result is freed when g has returned; a variable is freed when the function
-    returns.
-    """
+    """As in y = g(f()): f's result is freed when g has returned; a variable when the function returns."""
 
     @operation
     def function(owner: Owner) -> Tensor:
@@ -356,9 +354,7 @@ def test_a_type_that_stays_copies_nothing():
 
 
 def test_a_router_s_quotient_makes_three_tensors_on_the_way_to_its_gradients():
-    """d(x/y) = dx/y − (x/y)/y · dy: the quotient, that over y, and minus the gradient; y's is summed in the
-    end.
-    """
+    """d(x/y) = dx/y − (x/y)/y · dy: the quotient, that over y, minus the gradient; y's is summed last."""
     step = Step(structure(TrainingRun("gpt2")))
     x = step.tape.leaf("4", "sb·K", lambda _: None)
     y = step.tape.leaf("4", "sb", lambda _: None)

@@ -1,6 +1,4 @@
-"""Guesses that are kept, ledgers that add up, and a list of what autograd keeps that
-agrees with arithmetic.
-"""
+"""Guesses that are kept, ledgers that add up, and a list of what autograd keeps that fits arithmetic."""
 
 import subprocess
 import sys
@@ -163,9 +161,7 @@ def test_field_stores_what_is_typed_once_the_button_is_pressed(
 
 
 def lock(form: GuessForm, shown: str, enter: bool = False) -> None:
-    """Press the button or Enter, and answer the form's question for the text as a page does that shows
-    `shown`.
-    """
+    """Press the button or Enter, and answer the form's question as a page does that shows `shown`."""
     custom = {"data": {"method": "custom", "content": {"event": "submit"}}}
     form.field._handle_msg({"content": custom, "buffers": []}) if enter else form.button.click()
     form.told.value = shown
@@ -188,11 +184,9 @@ def test_a_page_is_asked_with_each_click_and_heard_once() -> None:
     first = form.link
     form.button.click()  # the page was opened anew, and has not answered
     second = form.link
-    assert (
-        first.comm is None
-        and second.source == (form.field, "value")
-        and second.target == (form.told, "value")
-    )
+    assert first.comm is None
+    assert second.source == (form.field, "value")
+    assert second.target == (form.told, "value")
     form.told.value = "41"
     assert form.link is None and second.comm is None, "a link that stays would store each key"
     form.take_back()
@@ -206,10 +200,8 @@ def test_a_guess_can_be_taken_back_until_its_answer_is_shown(home: Path) -> None
     lock(form, "13")
     assert form.back.layout.display == ""
     lock(form, "134.5")
-    assert (
-        stored_guesses()["01.peak"].value == 13
-        and "Your guess of 13 GB stays until you take it back." in form.answer.value
-    )
+    assert stored_guesses()["01.peak"].value == 13
+    assert "Your guess of 13 GB stays until you take it back." in form.answer.value
     form.back.click()
     assert stored_guesses() == {} and form.back.layout.display == "none" and "locked" not in form.answer.value
     form.back.click()  # another notebook was first
@@ -352,9 +344,8 @@ def test_what_is_folded_unfolds_when_the_guess_is_locked(tmp_path: Path) -> None
     before = run(new_notebook(cells=[*map(new_code_cell, (waits, answer))]), tmp_path).cells
     after = run(new_notebook(cells=[*map(new_code_cell, (waits, answer, lock))]), tmp_path).cells
     folded = "<details class='course-answer' data-guess='01.peak'"
-    assert (
-        folded in before[0].outputs[1].data["text/html"] and folded in before[1].outputs[0].data["text/html"]
-    )
+    assert folded in before[0].outputs[1].data["text/html"]
+    assert folded in before[1].outputs[0].data["text/html"]
     assert after[0].outputs[1].data["text/html"] == "" and "gives it away" in after[0].outputs[0].text
     assert "3.3 times too little" in after[1].outputs[0].data["text/html"]
     assert "details" not in after[1].outputs[0].data["text/html"]
@@ -468,9 +459,7 @@ def test_tensors_may_be_given_and_tuples_returned() -> None:
 
 
 def test_simulated_gpu_keeps_what_its_kernels_keep() -> None:
-    """On CUDA a bf16 LayerNorm keeps its statistics in fp32, and dropout a mask of one byte; on the CPU
-    neither.
-    """
+    """On CUDA a bf16 LayerNorm keeps fp32 statistics, and dropout a mask of one byte; on the CPU neither."""
     layer = nn.Sequential(nn.LayerNorm(16), nn.Dropout(0.1))
     cpu, gpu = (
         [(s.dtype, s.bytes) for s in saved_by(layer, (2, 3, 16), dtype="bf16", device=d)]

@@ -95,9 +95,7 @@ def test_every_allocation_of_a_llama_is_seen_in_order(tied, recompute, accumulat
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.sweep(2)
 def test_every_allocation_of_a_gpt_is_seen_but_scratch_within_one_cpu_kernel(tied, recompute):
-    """The CPU's backward of LayerNorm adds up its weights' gradients in two rows a thread, and frees them at
-    once.
-    """
+    """The CPU's backward of LayerNorm sums weight gradients in two rows per thread, freed at once."""
     run = cpu_run("gpt2", tied=tied, recompute=recompute)
     scratch = round_up(4 * 2 * torch.get_num_threads() * run.model.hidden)
     real = allocator_events(run)
@@ -123,9 +121,7 @@ def test_every_allocation_of_a_gpt_is_seen_but_scratch_within_one_cpu_kernel(tie
 
 
 class Encoder(torch.nn.Module):
-    """Attention of torch's own, a module that is called twice, operators in place, views, a slice that is
-    written.
-    """
+    """Attention of torch's own, a module called twice, operators in place, views, a slice that is written."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -389,9 +385,8 @@ def test_an_operator_that_raises_is_remembered():
         torch.mm(torch.ones(3, 4), torch.ones(5, 6))
     failure = tracker.failure
     assert failure is not None and failure.error == id(caught.value) and failure.operation == "mm"
-    assert (
-        failure.tensors == (((3, 4), "cpu"), ((5, 6), "cpu")) and "torch.mm(torch.ones(3, 4)" in failure.line
-    )
+    assert failure.tensors == (((3, 4), "cpu"), ((5, 6), "cpu"))
+    assert "torch.mm(torch.ones(3, 4)" in failure.line
 
 
 def test_other_devices_are_not_counted():

@@ -1,6 +1,4 @@
-"""The optimizer's phase, and clipping's: what really runs on a simulated GPU against
-the walks, kind by kind.
-"""
+"""The optimizer's phase, and clipping's: what runs on a simulated GPU against the walks, kind by kind."""
 
 from typing import Any
 
@@ -47,9 +45,7 @@ def name(run: TrainingRun) -> str:
 
 
 def highest_in(measured: Measurement, phase: str) -> dict[str, int]:
-    """Bytes by kind where a phase of the second step stands highest, the moment at
-    which it begins included.
-    """
+    """Bytes by kind where a phase of the second step stands highest, including the moment it begins."""
     marks = measured.timeline.marks
     at = next(index for index, mark in enumerate(marks) if (mark.step, mark.phase) == (2, phase))
     totals = measured.timeline.totals()
@@ -156,9 +152,7 @@ def test_muon_starts_from_the_update_itself_if_that_is_in_bf16(element, copies):
 
 
 def test_the_8_bit_adam_updates_2_to_the_24_elements_at_once():
-    """Three fp32 tensors of them at most; a scale for each 256. Fewer than 4,096 elements take one fp32
-    tensor.
-    """
+    """At most three fp32 tensors of them; a scale per 256. Fewer than 4,096 elements take one fp32 tensor."""
     large = adam8bit_loop([("large", (300_000, 256))], 4)
     small = adam8bit_loop([("small", (4095,))], 4)
     assert highest(large) == {"temporaries": 3 * 4 * 2**24} and highest(small) == {"temporaries": 4 * 4096}

@@ -59,9 +59,7 @@ def test_guesses_in_one_cell_say_what_they_ask(cells: list[Any]) -> None:
 def test_nothing_says_the_answer_before_it_is_asked_for(
     request: pytest.FixtureRequest, cells: list[Any]
 ) -> None:
-    """An answer's own number, in a text or an output that does not wait, between the
-    question and the answer.
-    """
+    """An answer's own number, in a text or output that does not wait, between the question and the answer."""
     path = (ROOT / "notebooks" / request.node.callspec.id).with_suffix(".ipynb")
     built = json.loads(path.read_text(encoding="utf-8"))["cells"]
     assert len(built) == len(cells) + (path.stem not in PAGES)  # the ways on, which the build adds
@@ -81,9 +79,7 @@ def test_nothing_says_the_answer_before_it_is_asked_for(
 
 
 def _seen(cell: dict[str, Any]) -> str:
-    """What is read without opening anything: a text, or what outputs print, say and describe their pictures
-    by.
-    """
+    """What is read without opening anything: a text, or what outputs print, say and describe pictures by."""
     if cell["cell_type"] == "markdown":
         return "".join(cell["source"])
     texts = []

@@ -1,6 +1,4 @@
-"""A script that is watched as it is: what it takes, what it may not do, and that nothing of its folder is
-changed.
-"""
+"""A script that is watched as it is: what it takes, what it may not do, and that its folder is unchanged."""
 
 import os
 import re
@@ -391,9 +389,9 @@ def test_what_would_help_helps_as_much_in_the_changed_script(written, what, befo
 def test_cards_are_told_by_reserved_memory(written):
     measured = watch_script(written(TRAINED))
     lines = list(cards(measured, 15 * GB, 100 * GB))
-    assert (
-        lines[0].startswith("Fits: H200") and "A100-80GB" in lines[1] and "returns what it caches" in lines[1]
-    )
+    assert lines[0].startswith("Fits: H200")
+    assert "A100-80GB" in lines[1]
+    assert "returns what it caches" in lines[1]
     assert "T4-16GB (by " in lines[2]
     assert sum(name in line for name in GPUS for line in lines[:3]) >= len(GPUS)
     assert "max_memory_reserved" in report(measured)
@@ -440,10 +438,8 @@ def test_the_table_of_scripts_has_a_scripts_peaks_or_the_sentence_that_says_why_
     measured = watch_script(written(TRAINED))
     assert tensors == f"{measured.peak / GB:.3f}" <= allocated <= reserved
     failed = watched_scripts.watched(sys.executable, written("import nothing_of_that_name\n"), "--lr 3")
-    assert (
-        failed[:4] == ("train.py --lr 3", "-", "-", "-")
-        and "No module named 'nothing_of_that_name'" in failed[-1]
-    )
+    assert failed[:4] == ("train.py --lr 3", "-", "-", "-")
+    assert "No module named 'nothing_of_that_name'" in failed[-1]
     monkeypatch.setattr(watched_scripts, "LIMIT", 0.01)
     assert watched_scripts.watched(sys.executable, written(TRAINED))[-1].startswith("stopped: ")
 
@@ -457,7 +453,5 @@ def test_the_table_of_scripts_names_the_libraries(monkeypatch):
     table = watched_scripts.scripts_table(lambda _: None)
     assert {path.name for _, path, _ in asked} == {path.name for path in SCRIPTS.glob("*.py")}
     assert len(table.rows) == len(asked) == 18 + len(watched_scripts.MODELS)
-    assert (
-        f"torch {torch.__version__.partition('+')[0]}" in table.notes[0]
-        and watched_scripts.PYTHON in table.notes[0]
-    )
+    assert f"torch {torch.__version__.partition('+')[0]}" in table.notes[0]
+    assert watched_scripts.PYTHON in table.notes[0]

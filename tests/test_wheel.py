@@ -1,5 +1,4 @@
-"""The wheel, installed outside the repository: in an environment with nothing else, and in one that has the
-rest.
+"""The wheel, installed outside the repository: with nothing else, and in an environment with the rest.
 
 The second sees this environment's packages, but not its editable installation of the course.
 """
@@ -304,9 +303,7 @@ print(isolation().kind, [found[cell["exercise"]].state for cell in cells])
 def test_behind_walls_a_graded_notebook_sees_no_solutions_of_the_folder_or_the_wheel(
     full: Installed, started: Path
 ) -> None:
-    """A notebook sees the packages that PYTHONPATH names; those of the fixture's .pth lie outside its
-    environment.
-    """
+    """A notebook sees the packages that PYTHONPATH names; those of the fixture's .pth lie elsewhere."""
     own = full.variables() | {"PYTHONPATH": sysconfig.get_path("purelib")}
     command = [str(full.python), "-c", PROBE]
     done = subprocess.run(

@@ -1,6 +1,4 @@
-"""cuBLAS's workspaces: torch's rule, and that estimate and simulation count them alike where a run names its
-card.
-"""
+"""cuBLAS's workspaces: torch's rule, and that estimate and simulation agree where a run names its card."""
 
 from typing import Any
 
@@ -166,11 +164,9 @@ def test_an_unknown_card_is_refused_with_the_nearest():
 
 def test_a_card_is_named_wherever_the_run_is():
     run = TINY.replace(card="rtx4090-24gb")
-    assert (
-        run.card == "RTX4090-24GB"
-        and str(run).endswith("on RTX4090-24GB")
-        and "card='RTX4090-24GB'" in run.code()
-    )
+    assert run.card == "RTX4090-24GB"
+    assert str(run).endswith("on RTX4090-24GB")
+    assert "card='RTX4090-24GB'" in run.code()
 
 
 def test_the_installed_torch_decides():
