@@ -1,6 +1,4 @@
-"""Predict a GPU's own counters for a run: the sum of tensors, then what torch counts
-and reserves beyond it.
-"""
+"""Predict a GPU's own counters for a run: the sum of tensors, and what torch counts and reserves on top."""
 
 from dataclasses import dataclass
 
@@ -59,9 +57,11 @@ def counted(source: Measurement | TrainingRun) -> Counted:
     and TypeError as `replay` does.
     """
     replayed = replay(source)
+    # Reversed, so that of a step's marks the first one is kept.
     begins = {mark.step: mark.event for mark in reversed(replayed.marks)}
-    peak = max(replayed.requested[begins[max(begins)] :])
-    unsplit = replayed.step_peaks()[max(begins)] - peak
+    last = max(begins)
+    peak = max(replayed.requested[begins[last] :])
+    unsplit = replayed.step_peaks()[last] - peak
     if not isinstance(source, Measurement):
         workspaces = workspace_bytes(source)
         return Counted(peak - workspaces, workspaces, unsplit, 0, replayed.peak_reserved, replayed.provenance)

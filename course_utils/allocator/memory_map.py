@@ -33,12 +33,12 @@ HATCHES = {STUCK: "#A8071A", WHOLE: "#B5B5B5"}
 
 @reflowing
 def memory_map(replayed: Replay, event: int | None = None, title: str | None = None) -> Figure:
-    """The memory at `event` (without it: at the peak, or where memory ran out), by address from left to
-    right.
+    """The memory at `event` by address, from left to right.
 
-    Rows follow each other like lines of text. Colors are the kinds of memory; hatched is free: red where a
-    tensor in the same segment keeps it from being given back, grey where nothing does. Raises ValueError for
-    an event that the replay has not reached, and where nothing is reserved, TypeError for what is no replay.
+    Without an event it is the peak, or where memory ran out. Rows follow each other like lines of text.
+    Colors are the kinds of memory; hatched is free: red where a tensor in the same segment keeps it from
+    being given back, grey where nothing does. Raises ValueError for an event that the replay has not reached,
+    and where nothing is reserved, TypeError for what is no replay.
     """
     check_replay(replayed)
     event = telling_event(replayed) if event is None else event
@@ -50,15 +50,8 @@ def memory_map(replayed: Replay, event: int | None = None, title: str | None = N
     unit = "GB" if replayed.reserved[event - 1] >= GB else "MB"
     spans = list(_spans(segments, replayed.capacity))
     title = title or conclusion(replayed, event)
-    totals = dict.fromkeys(LOOKS, 0)
-    for span in spans:
-        totals[span.look] += span.bytes
-    told = {look: f"{LOOKS[look]} {amount_with_unit(size, unit, 2)}" for look, size in totals.items() if size}
-    moment = f" ({replayed.moment(event)})" if replayed.moment(event) else ""
-    where = f"A map of the GPU's memory by address after event {event:,}{moment}"
-    alt = f"{stop(title)} {where}: {len(segments):,} segments, {', '.join(told.values())}."
-    if event == len(replayed) and replayed.failure is not None:
-        alt += f" {replayed.message[0].upper()}{replayed.message[1:]}"
+    told = _told(spans, unit)
+    alt = _alt(replayed, event, title, len(segments), told.values())
     canvas = Canvas()
 
     def swatch(x: float, y: float, size: float, look: str) -> None:
@@ -80,11 +73,10 @@ def bytes_in_a_row(segments: Sequence[int], total: int) -> int:
 
 
 def conclusion(replayed: Replay, event: int) -> str:
-    """A sentence on how much is reserved after `event`, how much is in use, and how much is stuck between
-    tensors.
-    """
+    """A sentence on how much is reserved after `event`, in use, and stuck between tensors."""
     at = event - 1
-    reserved, stuck = replayed.reserved[at], replayed.stuck[at]
+    reserved = replayed.reserved[at]
+    stuck = replayed.stuck[at]
     unit = "GB" if reserved >= GB else "MB"
     digits = digits_for(reserved, unit)
     shown = [format_bytes(size, unit, digits) for size in (reserved, replayed.allocated[at], stuck)]
@@ -120,15 +112,36 @@ def _spans(segments: Iterable[MemorySegment], capacity: int | None) -> Iterator[
     for segment in segments:
         for position, block in enumerate(segment.blocks):
             for number, (size, look) in enumerate(_looks(block)):
-                yield _Span(start, size, look, _tip(block, look, size), position == number == 0)
+                begins_segment = position == 0 and number == 0
+                yield _Span(start, size, look, _tip(block, look, size), begins_segment)
                 start += size
     if capacity is not None and capacity > start:
         yield _Span(start, capacity - start, BEYOND, f"not reserved: {format_bytes(capacity - start)}", True)
 
 
+def _told(spans: Iterable[_Span], unit: str) -> dict[str, str]:
+    """The looks that occur, in the legend's order, each with its name and its bytes in all."""
+    totals = dict.fromkeys(LOOKS, 0)
+    for span in spans:
+        totals[span.look] += span.bytes
+    return {look: f"{LOOKS[look]} {amount_with_unit(size, unit, 2)}" for look, size in totals.items() if size}
+
+
+def _alt(replayed: Replay, event: int, title: str, segments: int, told: Iterable[str]) -> str:
+    moment = replayed.moment(event)
+    where = f"A map of the GPU's memory by address after event {event:,}"
+    if moment:
+        where += f" ({moment})"
+    alt = f"{stop(title)} {where}: {segments:,} segments, {', '.join(told)}."
+    if event == len(replayed) and replayed.failure is not None:
+        alt += f" {replayed.message[0].upper()}{replayed.message[1:]}"
+    return alt
+
+
 def _looks(block: MemoryBlock) -> Iterator[tuple[int, str]]:
-    """A block's bytes by how they look: a free one may be stuck at both ends of the pages that could be given
-    back.
+    """A block's bytes by how they look.
+
+    A free one may be stuck at both ends of the pages that could be given back.
     """
     if block.is_allocated:
         yield block.bytes, block.kind or UNKNOWN
@@ -142,35 +155,43 @@ def _looks(block: MemoryBlock) -> Iterator[tuple[int, str]]:
 
 def _tip(block: MemoryBlock, look: str, size: int) -> str:
     made = block.allocation
-    name = f" {block.name}" if block.is_allocated and made is None else ""
-    made_by = f", {made.operation} in {made.module or 'the network'}" if made else ""
-    return f"{LOOKS[look]}{name}: {format_bytes(size)}{made_by}"
+    if made:
+        return f"{LOOKS[look]}: {format_bytes(size)}, {made.operation} in {made.module or 'the network'}"
+    name = f" {block.name}" if block.is_allocated else ""
+    return f"{LOOKS[look]}{name}: {format_bytes(size)}"
 
 
 def _merged(spans: Iterable[_Span], least: float) -> Iterator[_Span]:
-    """The same stretch; of neighbors narrower than `least` bytes, those that begin in the same `least` are
-    joined.
+    """The same stretch, in which narrow neighbors are joined.
+
+    Those narrower than `least` bytes are joined where they begin in the same `least`.
     """
 
     def place(span: _Span) -> float:
-        return span.start // least if span.bytes < least else -1 - span.start
+        if span.bytes < least:
+            return span.start // least
+        return -1 - span.start  # no other span has this one, so a wide span is never joined
 
     for _, alike in groupby(spans, place):
         crowd = list(alike)
+        if len(crowd) == 1:
+            yield crowd[0]
+            continue
         by_look = Counter[str]()
         for span in crowd:
             by_look[span.look] += span.bytes
         most = by_look.most_common(1)[0][0]
         size = by_look.total()
         tip = f"{len(crowd)} blocks, most of them {LOOKS[most]}: {format_bytes(size)}"
-        yield _Span(crowd[0].start, size, most, tip, crowd[0].begins_segment) if len(crowd) > 1 else crowd[0]
+        yield _Span(crowd[0].start, size, most, tip, crowd[0].begins_segment)
 
 
 def _draw(canvas: Canvas, span: _Span, top: float, row_bytes: int, unit: str) -> None:
+    """Draw a span on every row that it reaches; where it begins, with a line and its name."""
+    one = (canvas.width - 2 * MARGIN) / row_bytes  # pixels of a byte
     for row in range(span.start // row_bytes, (span.end - 1) // row_bytes + 1):
         first = max(span.start, row * row_bytes)
         last = min(span.end, (row + 1) * row_bytes)
-        one = (canvas.width - 2 * MARGIN) / row_bytes  # pixels of a byte
         left = MARGIN + one * (first - row * row_bytes)
         width = one * (last - first)
         y = top + ROW_STEP * row
@@ -179,16 +200,27 @@ def _draw(canvas: Canvas, span: _Span, top: float, row_bytes: int, unit: str) ->
         if first > span.start:
             continue
         if width >= 3:
-            ink, reach = (INK, 3) if span.begins_segment else ("#FFFFFF", 0)
-            canvas.line(left, y - reach, left, y + ROW_HEIGHT + reach, ink, stroke_width=0.8)
-        size = format_bytes(span.bytes, unit, 2)
+            _draw_begin(canvas, left, y, span.begins_segment)
+        _draw_name(canvas, span, left, y, width, unit)
+
+
+def _draw_begin(canvas: Canvas, x: float, y: float, begins_segment: bool) -> None:
+    """A line where a span begins: thin and white, or black and longer where a segment begins."""
+    if begins_segment:
+        canvas.line(x, y - 3, x, y + ROW_HEIGHT + 3, INK, stroke_width=0.8)
+    else:
+        canvas.line(x, y, x, y + ROW_HEIGHT, "#FFFFFF", stroke_width=0.8)
+
+
+def _draw_name(canvas: Canvas, span: _Span, left: float, y: float, width: float, unit: str) -> None:
+    """The span's name and size, its size alone, or nothing, as there is room."""
+    size = format_bytes(span.bytes, unit, 2)
+    name = "free" if span.look in (STUCK, WHOLE) else LOOKS[span.look]
+    shown = next((text for text in (f"{name} {size}", size) if text_width(text, 11) + 8 <= width), "")
+    if shown:
         fill = FILLS[span.look]
-        name = "free" if span.look in (STUCK, WHOLE) else LOOKS[span.look]
-        shown = next((text for text in (f"{name} {size}", size) if text_width(text, 11) + 8 <= width), "")
-        if shown:
-            canvas.halo_text(
-                left + width / 2, y + 16, shown, 11, fill, fill=ink_on(fill), text_anchor="middle"
-            )
+        middle = left + width / 2
+        canvas.halo_text(middle, y + 16, shown, 11, fill, fill=ink_on(fill), text_anchor="middle")
 
 
 def _fill(
@@ -203,7 +235,9 @@ def _fill(
     stroke_width: float,
     **more: str,
 ) -> None:
-    outline = {"stroke": RULE, "stroke_width": stroke_width} if look in (STUCK, WHOLE, BEYOND) else {}
+    outline = {}
+    if look in (STUCK, WHOLE, BEYOND):
+        outline = {"stroke": RULE, "stroke_width": stroke_width}
     canvas.rect(x, y, width, height, FILLS[look], tip, **more, **outline)
     if look in HATCHES and width >= 2:
         canvas.hatch(x, y, width, height, HATCHES[look], gap=5)

@@ -26,9 +26,7 @@ TEMPLATE = Path(__file__).with_name("memory_map_page.html").read_text(encoding="
 
 @dataclass(frozen=True)
 class Page:
-    """A whole HTML document and its description, with a still picture for notebook viewers that run no
-    scripts.
-    """
+    """A whole HTML document, its description, and a still picture for viewers that run no scripts."""
 
     html: str = field(repr=False)
     alt: str
@@ -62,9 +60,7 @@ SEAM = re.compile(r'<line x1="(.+?)" y1="(.+?)" x2=".+?" y2="(.+?)" stroke="(.+?
 
 
 def without_tips(svg: str) -> str:
-    """A map with one path for all stretches of a color: a third of the text. An image
-    shows no tips anyway.
-    """
+    """A map with one path for all stretches of a color: a third of the text. An image shows no tips."""
     paths = defaultdict[str, str](str)
     for x, y, width, height, fill in STRETCH.findall(svg):
         paths[f'fill="{fill}"'] += f"M{x} {y}h{width}v{height}h-{width}z"
@@ -75,11 +71,10 @@ def without_tips(svg: str) -> str:
 
 
 def memory_map_page(replayed: Replay) -> Page:
-    """A page that steps through the memory map event by event with a slider; it needs no network and no
-    kernel.
+    """A page with a slider that steps through the memory map event by event.
 
-    In a notebook it shows itself; `.save("map.html")` writes it. Raises ValueError for a replay without
-    events, TypeError for what is no replay.
+    It needs no network and no kernel. In a notebook it shows itself; `.save("map.html")` writes it. Raises
+    ValueError for a replay without events, TypeError for what is no replay.
     """
     check_replay(replayed)
     if not len(replayed):
@@ -88,9 +83,9 @@ def memory_map_page(replayed: Replay) -> Page:
     still = memory_map(replayed)
     data = page_data(replayed)
     left_out = data["left_out"]
-    few = (
-        f"{left_out:,} tensors of at most {format_bytes(data['smallest'])} are not drawn" if left_out else ""
-    )
+    few = ""
+    if left_out:
+        few = f"{left_out:,} tensors of at most {format_bytes(data['smallest'])} are not drawn"
     note = " · ".join(filter(None, (few, replayed.provenance)))
     text = json.dumps(short(data), separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/")
     alt = f"{title}. A map of the memory with a slider over {len(replayed):,} events. {still.alt}"
@@ -99,26 +94,13 @@ def memory_map_page(replayed: Replay) -> Page:
 
 
 def page_data(replayed: Replay) -> dict[str, Any]:
-    """The data for the page's script. Places and sizes count 512-byte units, events count from 0 (nothing
-    yet).
+    """The data for the page's script.
 
-    `ranges` (what the driver takes back as one: a segment, or a page) and `blocks` are rows of place, size,
-    first event and last event at which they are there; a block goes on with the number of its label, which is
-    numbers of `parts`.
+    Places and sizes count 512-byte units, events count from 0 (nothing yet). `ranges` (what the driver takes
+    back as one: a segment, or a page) and `blocks` are rows of place, size, first event and last event at
+    which they are there; a block goes on with the number of its label, which is numbers of `parts`.
     """
-    playback = Playback(replayed.capacity, replayed.choices)
-    events = len(replayed)
-    allocator = playback.allocator
-    ranges = _Lives(events)
-    blocks = _Lives(events)
-    for event, request in enumerate(replayed.requests[:events], start=1):
-        known = len(allocator.driver_calls)
-        address = playback.perform(request)
-        for call in allocator.driver_calls[known:]:
-            step = allocator.pages[call.small] if call.action.endswith("map") else call.bytes
-            for start in range(call.address, call.address + call.bytes, step):
-                ranges.follow(start, step if TAKEN[call.action] > 0 else 0, event)
-        blocks.follow(address, allocator.block_size(address) if request.bytes > 0 else 0, event, request.name)
+    ranges, blocks = _lives_of(replayed)
     sizes = {start: size for start, size, *_ in ranges.rows}
     starts = sorted(sizes)
     before = list(accumulate((sizes[start] for start in starts), initial=0))
@@ -131,10 +113,11 @@ def page_data(replayed: Replay) -> dict[str, Any]:
         return [(before[index] + address - starts[index]) // BLOCK, size // BLOCK, born, died]
 
     drawn = sorted(blocks.rows, key=lambda block: -block[1])[:MOST_BLOCKS]
+    # Each label, and each of its parts, is numbered when it first comes.
     labels: dict[tuple[str, ...], int] = {}
     parts: dict[str, int] = {}
     return {
-        "events": events,
+        "events": len(replayed),
         "total": total,
         "row": bytes_in_a_row([size // BLOCK for size in sizes.values()], total),
         "start": replayed.peak_event,
@@ -155,6 +138,26 @@ def page_data(replayed: Replay) -> dict[str, Any]:
     }
 
 
+def _lives_of(replayed: Replay) -> tuple["_Lives", "_Lives"]:
+    """What the driver takes back as one, and the blocks, each with the events of its life."""
+    playback = Playback(replayed.capacity, replayed.choices)
+    allocator = playback.allocator
+    events = len(replayed)
+    ranges = _Lives(events)
+    blocks = _Lives(events)
+    for event, request in enumerate(replayed.requests[:events], start=1):
+        known = len(allocator.driver_calls)
+        address = playback.perform(request)
+        for call in allocator.driver_calls[known:]:
+            # Pages are mapped many at a time, but may be unmapped one by one.
+            step = allocator.pages[call.small] if call.action.endswith("map") else call.bytes
+            for start in range(call.address, call.address + call.bytes, step):
+                ranges.follow(start, step if TAKEN[call.action] > 0 else 0, event)
+        size = allocator.block_size(address) if request.bytes > 0 else 0
+        blocks.follow(address, size, event, request.name)
+    return ranges, blocks
+
+
 def short(data: dict[str, Any]) -> dict[str, Any]:
     """The same in half the text: sizes by number, events as steps from the one before, no zeros."""
     sizes = sorted({0, *(row[1] for row in data["blocks"]), *map(abs, data["allocated"])})
@@ -163,7 +166,7 @@ def short(data: dict[str, Any]) -> dict[str, Any]:
     steps = [now[2] - before[2] for before, now in pairwise([[0, 0, 0], *blocks])]
     return data | {
         "sizes": sizes,
-        "allocated": [number[abs(step)] * (1 if step > 0 else -1) for step in data["allocated"]],
+        "allocated": [number[step] if step > 0 else -number[-step] for step in data["allocated"]],
         "blocks": [
             [place, number[size], step, died - born, label]
             for step, (place, size, born, died, label) in zip(steps, blocks, strict=True)

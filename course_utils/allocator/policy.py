@@ -26,18 +26,19 @@ ADDRESS_SPACE = 16 * TiB  # addresses of an expandable segment where no capacity
 
 
 class OutOfMemory(RuntimeError):
-    """The allocator found no room, not even after giving back all that it could. Sizes in bytes, as it
-    failed.
+    """The allocator found no room, not even after giving back all that it could.
 
-    `requested` is what was asked for, `attempted` what that came to, rounded up to what the driver hands out.
-    `free` is all that holds no tensor, at the driver or reserved; `free_share` that as a share of the
-    capacity, from 0 to 1.
+    Sizes are bytes at the moment of the failure. `requested` is what was asked for, `attempted` what that
+    came to, rounded up to what the driver hands out. `free` is all that holds no tensor, at the driver or
+    reserved; `free_share` that as a share of the capacity, from 0 to 1.
     """
 
     def __init__(self, requested: int, attempted: int, allocator: "CachingAllocator") -> None:
-        self.requested, self.attempted = requested, attempted
+        self.requested = requested
+        self.attempted = attempted
         self.capacity = allocator.capacity or 0
-        self.allocated, self.reserved = allocator.allocated, allocator.reserved
+        self.allocated = allocator.allocated
+        self.reserved = allocator.reserved
         self.largest_free = allocator.largest_free
         self.free = self.capacity - self.allocated
         self.free_share = self.free / self.capacity
@@ -67,9 +68,7 @@ class DriverCall:
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """A range of addresses within a segment: allocated, free (and no neighbor of another free one), or not
-    mapped.
-    """
+    """A range of addresses in a segment: allocated, free (never next to another free one), or not mapped."""
 
     address: int
     size: int
@@ -91,12 +90,12 @@ class Block:
 
 
 class Pool:
-    """The free blocks of one pool of one stream, found by size; equal sizes by address
-    (BlockComparatorSize).
-    """
+    """The free blocks of one pool of one stream, by size, then by address (BlockComparatorSize)."""
 
     def __init__(self, small: bool, page: int, stream: int = 0) -> None:
-        self.small, self.page, self.stream = small, page, stream
+        self.small = small
+        self.page = page
+        self.stream = stream
         self.by_size: list[tuple[int, int]] = []
         self.free: dict[int, Block] = {}
         self.unmapped: dict[int, Block] = {}
@@ -149,7 +148,10 @@ class CachingAllocator:
         # by whether the pool is the small one
         self.pages = {True: SMALL_SEGMENT, False: self.settings.large_segment}
         self._pools: dict[tuple[bool, int], Pool] = {}
-        self.allocated = self.requested = self.reserved = self.retries = 0
+        self.allocated = 0
+        self.requested = 0
+        self.reserved = 0
+        self.retries = 0
         self.driver_calls: list[DriverCall] = []
         self.offered: list[tuple[int, int]] = []
         self._live: dict[int, Block] = {}
@@ -157,9 +159,7 @@ class CachingAllocator:
         self._next_address = FIRST_ADDRESS
 
     def malloc(self, size: int, stream: int = 0) -> int:
-        """The address of a block for `size` bytes on a stream. Raises OutOfMemory if the GPU has no room for
-        it.
-        """
+        """The address of a block for `size` bytes on a stream. Raises OutOfMemory if the GPU has no room."""
         if type(size) is not int or size < 1:
             raise ValueError(
                 f"size is {size!r}: an allocation takes at least 1 byte (torch skips empty tensors)"
@@ -169,27 +169,20 @@ class CachingAllocator:
         block = self._best_fit(pool, rounded) or self._new_block(pool, rounded)
         if block is None:
             raise OutOfMemory(size, self.segment_size(rounded), self)
-        rest = block.size - rounded
-        limit = self.settings.max_split_size
-        if block.pool.small or self.settings.expandable_segments:
-            splits = rest >= BLOCK
-        else:
-            splits = rest > SMALL_REQUEST and (limit is None or rounded < limit)
-        if splits:
-            after = Block(block.address + rounded, rest, pool, block.expandable)
+        if self._should_split(block, rounded):
+            after = Block(block.address + rounded, block.size - rounded, pool, block.expandable)
             block.size = rounded
             _link(block, after, block.next)
             pool.add(after)
-        block.allocated, block.requested = True, size
+        block.allocated = True
+        block.requested = size
         self._live[block.address] = block
         self.allocated += block.size
         self.requested += size
         return block.address
 
     def free(self, address: int) -> None:
-        """Return a block to its pool, joined with free neighbors. ValueError for an address at which there is
-        none.
-        """
+        """Return a block to its pool, joined with free neighbors. ValueError for an address without one."""
         block = self._live.pop(address, None)
         if block is None:
             raise ValueError(
@@ -197,14 +190,13 @@ class CachingAllocator:
             )
         self.allocated -= block.size
         self.requested -= block.requested
-        block.allocated, block.requested = False, 0
+        block.allocated = False
+        block.requested = 0
         self._join(block)
         block.pool.add(block)
 
     def empty_cache(self) -> None:
-        """Give every segment without an allocation back to the driver (expandable:
-        every page without one).
-        """
+        """Give every segment without an allocation back to the driver (expandable: every such page)."""
         for _, pool in sorted(self._pools.items()):
             for block in [pool.free[address] for _, address in pool.by_size]:
                 if block.expandable:
@@ -224,9 +216,7 @@ class CachingAllocator:
 
     @property
     def stuck(self) -> int:
-        """Free bytes that cannot be given back, because something is allocated in the
-        same segment (or page).
-        """
+        """Free bytes that cannot be given back: something is allocated in the same segment (or page)."""
         return self.cached - self.releasable
 
     @property
@@ -239,8 +229,9 @@ class CachingAllocator:
         return self._live[address].size
 
     def segments(self) -> list[list[Block]]:
-        """The blocks of each segment by address; each unbroken mapped range of an expandable segment counts
-        as one.
+        """The blocks of each segment by address.
+
+        Each unbroken mapped range of an expandable segment counts as one.
         """
         runs: list[list[Block]] = []
         free = (block for pool in self._pools.values() for block in pool.free.values())
@@ -251,11 +242,10 @@ class CachingAllocator:
         return runs
 
     def round_size(self, size: int) -> int:
-        """Bytes that a request of `size` takes: a multiple of 512, or the next of the power of two's
-        divisions.
-        """
+        """Bytes that a request of `size` takes: a multiple of 512, or of a division of the power of two."""
         divisions = self.settings.roundup_power2_divisions or 0
         if divisions > 1 and size > BLOCK * divisions:
+            # The power of two at or below `size`, in so many divisions up to the next one.
             return round_up(size, (1 << size.bit_length() - 1) // divisions)
         return round_up(size, BLOCK)
 
@@ -263,7 +253,17 @@ class CachingAllocator:
         """Bytes to ask the driver for, where `rounded` bytes find no free block (get_allocation_size)."""
         if rounded <= SMALL_REQUEST:
             return SMALL_SEGMENT
-        return self.settings.large_segment if rounded < LARGE_REQUEST else round_up(rounded, LARGE_ROUNDING)
+        if rounded < LARGE_REQUEST:
+            return self.settings.large_segment
+        return round_up(rounded, LARGE_ROUNDING)
+
+    def _should_split(self, block: Block, rounded: int) -> bool:
+        """True if what a request leaves of a block becomes a free block of its own (should_split)."""
+        rest = block.size - rounded
+        if block.pool.small or self.settings.expandable_segments:
+            return rest >= BLOCK
+        limit = self.settings.max_split_size
+        return rest > SMALL_REQUEST and (limit is None or rounded < limit)
 
     def _pool(self, small: bool, stream: int) -> Pool:
         key = (small, stream)
@@ -272,30 +272,28 @@ class CachingAllocator:
         return self._pools[key]
 
     def _best_fit(self, pool: Pool, rounded: int) -> Block | None:
-        """The smallest free block that holds `rounded` bytes, taken out of its pool; None if there is none to
-        use.
-        """
+        """The smallest free block for `rounded` bytes, taken out of its pool; None if none can be used."""
         candidates = pool.from_size(rounded)
         best = next(candidates, None)
         if best is None:
             return None
         if self.settings.expandable_segments:
+            # A block that can still grow is left for a larger request, if another one fits.
             for larger in candidates:
                 if _growable_size(larger) >= _growable_size(best):
                     break
                 best = larger
         limit = self.settings.max_split_size
         if limit is not None:  # from there on no block is split: too much of it would be lost
-            limit = limit if rounded < limit else rounded + self.settings.max_non_split_rounding
+            if rounded >= limit:
+                limit = rounded + self.settings.max_non_split_rounding
             if best.size >= limit:
                 return None
         best.pool.take(best)
         return best
 
     def _new_block(self, pool: Pool, rounded: int) -> Block | None:
-        """A block in new memory: at once, or after giving back the blocks that suffice,
-        or all that can be.
-        """
+        """A block in new memory: at once, or after giving back the blocks that suffice, or all free ones."""
         block = self._grow(pool, rounded)
         if block is None and self._release_oversized(pool, rounded):
             block = self._grow(pool, rounded)
@@ -330,11 +328,12 @@ class CachingAllocator:
     def _offered_address(self, size: int) -> int | None:
         """The address that is offered for a segment of `size` bytes and not taken; None without one."""
         for offer in self.offered:
-            start = offer[1]
-            end = offer[1] + size
-            if offer[0] == size and not any(
-                start < theirs and other < end for other, theirs in self._ends.items()
-            ):
+            offered_size, start = offer
+            if offered_size != size:
+                continue
+            end = start + size
+            overlaps = any(start < theirs and other < end for other, theirs in self._ends.items())
+            if not overlaps:
                 self.offered.remove(offer)
                 return start
         return None
@@ -349,11 +348,13 @@ class CachingAllocator:
         self._call("segment_free", block)
 
     def _release_oversized(self, pool: Pool, rounded: int) -> bool:
-        """Return the smallest unsplit block that holds the request (`max_split_size_mb`), else the largest
-        ones first until together they do (release_available_cached_blocks). False if they do not.
+        """Release the smallest unsplit block that holds the request (`max_split_size_mb`).
+
+        Without one, release the largest ones first until together they do (release_available_cached_blocks).
+        False if they do not.
         """
         limit = self.settings.max_split_size
-        # whose blocks are no segments, to be given back whole
+        # Blocks of expandable segments are no segments, to be given back whole.
         if limit is None or self.settings.expandable_segments:
             return False
         wanted = max(rounded, limit)
@@ -369,9 +370,7 @@ class CachingAllocator:
         return released >= wanted
 
     def _join(self, block: Block) -> None:
-        """Add the neighbors that are free, and mapped alike, to a block that is in no pool
-        (try_merge_blocks).
-        """
+        """Add the free neighbors that are mapped alike to a block that is in no pool (try_merge_blocks)."""
         for neighbor in (block.previous, block.next):
             if neighbor is None or neighbor.allocated or neighbor.mapped != block.mapped:
                 continue
@@ -403,17 +402,16 @@ class CachingAllocator:
         return block
 
     def _expandable_room(self, pool: Pool, rounded: int) -> Block:
-        """The first of the free and unmapped neighbors that have room together; else a new segment
-        (unmapped).
-        """
+        """The first of the free and unmapped neighbors with room together; else a new segment (unmapped)."""
         block: Block | None
         for address in sorted(pool.unmapped):
             first = pool.unmapped[address]
             if first.previous is not None and not first.previous.allocated:
                 first = first.previous
-            room, block = 0, first
+            room = 0
+            block = first
             while block is not None and not block.allocated and room < rounded:
-                room = room + block.size
+                room += block.size
                 block = block.next
             if room >= rounded:
                 return first
@@ -441,9 +439,7 @@ class CachingAllocator:
         return True
 
     def _unmap(self, block: Block) -> None:
-        """Give the pages that lie wholly in a free block back to the driver; what is
-        left of it stays free.
-        """
+        """Give the pages that lie wholly in a free block back to the driver; the rest of it stays free."""
         pool = block.pool
         first, last = releasable_range(block)
         if first == last:
@@ -469,7 +465,8 @@ class CachingAllocator:
 
 
 def _link(before: Block | None, block: Block, after: Block | None) -> None:
-    block.previous, block.next = before, after
+    block.previous = before
+    block.next = after
     if before is not None:
         before.next = block
     if after is not None:
@@ -477,20 +474,24 @@ def _link(before: Block | None, block: Block, after: Block | None) -> None:
 
 
 def _growable_size(block: Block) -> int:
-    """Bytes that a free block of an expandable segment has or can get: best fit spares the one that can still
-    grow.
-    """
+    """Bytes that a free block of an expandable segment has, or can get by mapping pages behind it."""
     following = block.next
-    return block.size + (following.size if following is not None and not following.mapped else 0)
+    if following is None or following.mapped:
+        return block.size
+    return block.size + following.size
 
 
 def releasable_range(block: Block) -> tuple[int, int]:
-    """From where to where a free block could be given back now, as a segment or pages; for none twice its
-    address.
+    """From where to where a free block could be given back now, as a segment or as pages.
+
+    Where nothing could be, both are its address.
     """
     if block.expandable:
         page = block.pool.page
         first = round_up(block.address, page)
         last = block.end // page * page
-        return (first, last) if first < last else (block.address, block.address)
-    return block.address, block.end if block.is_whole_segment else block.address
+        if first < last:
+            return first, last
+    elif block.is_whole_segment:
+        return block.address, block.end
+    return block.address, block.address

@@ -1,6 +1,4 @@
-"""A training step's allocations sent through the caching allocator: what it reserves, and where every tensor
-lies.
-"""
+"""A training step's allocations sent through the caching allocator: what it reserves, where tensors lie."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,9 +19,7 @@ EMPTY_CACHE = (0, "empty_cache")
 
 
 class Request(NamedTuple):
-    """One event: `bytes` allocated (positive) on a stream or freed (negative), under a `name` the same for
-    both.
-    """
+    """One event: `bytes` allocated (positive) on a stream or freed (negative), under the same `name`."""
 
     bytes: int
     name: Any
@@ -55,9 +51,7 @@ class MemoryBlock:
 
 @dataclass(frozen=True)
 class MemorySegment:
-    """An unbroken range of memory that the allocator holds for a stream, and its blocks in order of their
-    addresses.
-    """
+    """An unbroken range of memory that the allocator holds for a stream, and its blocks by address."""
 
     address: int
     bytes: int
@@ -132,19 +126,16 @@ class Replay:
         return "" if self.failure is None else str(self.failure)
 
     def step_peaks(self) -> dict[int, int]:
-        """The most bytes in allocated blocks within each step, by its number; needs the marks of a
-        measurement.
-        """
+        """The most bytes in allocated blocks within each step, by its number; needs a measurement's marks."""
         return step_peaks(self.marks, self.allocated)
 
     def moment(self, event: int) -> str:
-        """The place of `event` in the training: "step 2, backward"; "set-up" before the first one, "" without
-        marks.
-        """
+        """The place of `event`: "step 2, backward"; "set-up" before the first step, "" without marks."""
         index = bisect_right([mark.event for mark in self.marks], event - 1) - 1
         if index < 0:
             return "set-up" if self.marks else ""
-        return f"step {self.marks[index].step}, {self.marks[index].phase.replace('_', ' ')}"
+        mark = self.marks[index]
+        return f"step {mark.step}, {mark.phase.replace('_', ' ')}"
 
     def blocks_at(self, event: int | None = None) -> list[MemorySegment]:
         """The segments and their blocks after `event` events (without it: at the peak), by address.
@@ -158,9 +149,10 @@ class Replay:
         for request in self.requests[:event]:
             run.perform(request)
         found = []
-        for first, *others in run.allocator.segments():
-            size = sum(block.size for block in (first, *others))
-            described = [self._block(block, run) for block in (first, *others)]
+        for blocks in run.allocator.segments():
+            size = sum(block.size for block in blocks)
+            described = [self._block(block, run) for block in blocks]
+            first = blocks[0]
             pool = first.pool
             found.append(
                 MemorySegment(first.address, size, pool.small, first.expandable, described, pool.stream)
@@ -172,19 +164,20 @@ class Replay:
             return MemoryBlock(block.address, block.size, "free", releasable=releasable_range(block))
         name = run.names[block.address]
         known = self.allocations[name] if self.allocations else None
-        return MemoryBlock(
-            block.address, block.size, known.kind if known else "", block.requested, name, known
-        )
+        kind = known.kind if known else ""
+        return MemoryBlock(block.address, block.size, kind, block.requested, name, known)
 
     def __repr__(self) -> str:
-        return "\n".join(
-            [*(f"{name:<28}{value}" for name, value in self._rows()), *filter(None, [self.message])]
-        )
+        lines = [f"{name:<28}{value}" for name, value in self._rows()]
+        if self.message:
+            lines.append(self.message)
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        return html_table(self._rows(), header=False) + (
-            f"<p>{escape(self.message)}</p>" if self.failure else ""
-        )
+        table = html_table(self._rows(), header=False)
+        if self.failure is None:
+            return table
+        return f"{table}<p>{escape(self.message)}</p>"
 
     def _rows(self) -> list[tuple[str, str]]:
         at = self.peak_event - 1
@@ -222,12 +215,12 @@ def replay(
     """
     check_names(choices)
     capacity = None if capacity is None else parse_bytes(capacity)
-    measured = None
+    allocations: Sequence[Allocation] = ()
     marks = list[Mark]()
     provenance = ""
     if isinstance(source, Measurement):
-        measured = source
         requests = requests_of(source)
+        allocations = source.allocations
         marks = list(source.timeline.marks)
         provenance = str(source.provenance)
     elif isinstance(source, TrainingRun):
@@ -252,7 +245,7 @@ def replay(
         driver_calls=run.allocator.driver_calls,
         retries=run.allocator.retries,
         failure=failure,
-        allocations=measured.allocations if measured else (),
+        allocations=allocations,
         marks=marks,
         provenance=provenance,
     )
@@ -290,7 +283,8 @@ class Playback:
             self.allocator.empty_cache()
             return 0
         if request.bytes > 0:
-            address = self.addresses[request.name] = self.allocator.malloc(request.bytes, request.stream)
+            address = self.allocator.malloc(request.bytes, request.stream)
+            self.addresses[request.name] = address
             self.names[address] = request.name
             return address
         address = self.addresses.pop(request.name)
@@ -305,9 +299,7 @@ class Playback:
 
 
 def requests_of(measured: Measurement) -> list[Request]:
-    """Every event with the number of its allocation. Raises ValueError unless a measurement kept all
-    allocations.
-    """
+    """Every event with its allocation's number. Raises ValueError unless a measurement kept all of them."""
     events = _events_of(measured)
     missing = events.count(None)
     if missing:
@@ -337,9 +329,7 @@ def _events_of(measured: Measurement) -> list[Request | None]:
 
 
 def _checked(events: Any) -> list[Request]:
-    """The events, if they can be replayed. Raises TypeError and ValueError, saying what
-    to hand over instead.
-    """
+    """The events, if they can be replayed. Raises TypeError and ValueError, saying what to give instead."""
     if not isinstance(events, Iterable) or isinstance(events, (str, bytes, Mapping)):
         how = "a measurement, a run, or (bytes, name) pairs"
         raise TypeError(f"replay takes what a step allocated, and was given a {type(events).__name__}: {how}")
@@ -361,9 +351,11 @@ def _checked(events: Any) -> list[Request]:
                     f"event {number} allocates {name!r}, which is allocated already: free it first"
                 )
             live[name] = size
-        elif live.pop(name, 0) != -size or size == 0:
+            continue
+        allocated = live.pop(name, 0)
+        if size == 0 or size != -allocated:
             raise ValueError(
-                f"event {number} is ({size}, {name!r}): a free is minus the bytes that {name!r} was allocated"
-                " with"
+                f"event {number} is ({size}, {name!r}):"
+                f" a free is minus the bytes that {name!r} was allocated with"
             )
     return requests

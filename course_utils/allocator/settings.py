@@ -1,5 +1,4 @@
-"""The options of PYTORCH_CUDA_ALLOC_CONF that choose the caching allocator's policy, read as torch reads
-them.
+"""The options of PYTORCH_CUDA_ALLOC_CONF that choose the allocator's policy, read as torch reads them.
 
 Source of every limit: c10/core/AllocatorConfig of torch 2.13; a test asks torch itself.
 """
@@ -33,20 +32,19 @@ class AllocatorSettings:
     def __post_init__(self) -> None:
         if not isinstance(self.expandable_segments, bool):
             raise ValueError(f"expandable_segments is {self.expandable_segments!r}: it is True or False")
-        # a request of 10 gets one of its own
+        # At least 11, as a request of 10 MiB gets a segment of its own.
         _check_size("large_segment_size_mb", self.large_segment_size_mb, 11)
         for name in ("max_split_size_mb", "max_non_split_rounding_mb"):
             if getattr(self, name) is not None:
                 _check_size(name, getattr(self, name), self.large_segment_size_mb)
         steps = self.roundup_power2_divisions
+        # A power of two has a single bit, which `steps & (steps - 1)` clears.
         if steps is not None and (type(steps) is not int or steps < 1 or steps & (steps - 1)):
             raise ValueError(f"roundup_power2_divisions is {steps!r}: it must be a power of two, such as 8")
 
     @property
     def large_segment(self) -> int:
-        """Bytes of the segments that requests of 1 to 10 MiB share, and of an expandable segment's large
-        pages.
-        """
+        """Bytes of the segments that requests of 1 to 10 MiB share, and of the large expandable pages."""
         return self.large_segment_size_mb * MiB
 
     @property
@@ -57,11 +55,9 @@ class AllocatorSettings:
     @property
     def max_non_split_rounding(self) -> int:
         """Bytes by which an unsplittable block may exceed the request that it serves."""
-        return (
-            self.large_segment
-            if self.max_non_split_rounding_mb is None
-            else self.max_non_split_rounding_mb * MiB
-        )
+        if self.max_non_split_rounding_mb is None:
+            return self.large_segment
+        return self.max_non_split_rounding_mb * MiB
 
 
 EXAMPLES = {

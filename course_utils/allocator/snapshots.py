@@ -1,5 +1,4 @@
-"""torch's memory snapshots: a real GPU's history replayed through our allocator, and our replays written for
-torch.
+"""torch's memory snapshots: a GPU's history replayed through our allocator, and replays written for torch.
 
 A snapshot is what `torch.cuda.memory._dump_snapshot(path)` writes after `_record_memory_history()`, and what
 https://pytorch.org/memory_viz and `torch.cuda._memory_viz` read.
@@ -17,7 +16,7 @@ from typing import Any
 from ..measurement import Allocation, Measurement
 from ..units import GB, MiB, format_bytes, parse_bytes, plus_minus
 from .policy import TAKEN, CachingAllocator
-from .replay import MemorySegment, Playback, Replay, Request, check_replay, replay
+from .replay import MemoryBlock, MemorySegment, Playback, Replay, Request, check_replay, replay
 from .settings import settings
 
 GIVEN_BACK = ("segment_free", "segment_unmap")
@@ -83,7 +82,7 @@ def compare_with_gpu(snapshot: Mapping[str, Any], device: int = 0) -> Agreement:
     if placed.exact:
         return placed
     in_order = _follow(history, held, choices, as_placed=False)
-    return min(placed, in_order, key=lambda agreement: sum(map(bool, agreement.differences)))
+    return min(placed, in_order, key=lambda agreement: sum(gap != 0 for gap in agreement.differences))
 
 
 def _follow(history: list[dict[str, Any]], held: int, choices: dict[str, Any], as_placed: bool) -> Agreement:
@@ -107,7 +106,7 @@ def _follow(history: list[dict[str, Any]], held: int, choices: dict[str, Any], a
                 allocator.empty_cache()
         elif action in ("alloc", "free_completed"):
             if action == "alloc":
-                allocations = allocations + 1
+                allocations += 1
                 allocator.offered = offered
                 live[address] = allocator.malloc(entry["size"], entry["stream"])
             elif address in live:
@@ -139,8 +138,8 @@ def _history(snapshot: Mapping[str, Any], device: int) -> tuple[list[dict[str, A
     traces = snapshot["device_traces"]
     if not 0 <= device < len(traces) or not traces[device]:
         raise ValueError(
-            f"this snapshot holds no history of GPU {device}: call torch.cuda.memory._record_memory_history()"
-            " first"
+            f"this snapshot holds no history of GPU {device}:"
+            " call torch.cuda.memory._record_memory_history() first"
         )
     segments = [segment for segment in snapshot["segments"] if segment["device"] == device]
     for segment in segments:
@@ -153,9 +152,7 @@ def _history(snapshot: Mapping[str, Any], device: int) -> tuple[list[dict[str, A
 
 
 def _choices(snapshot: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings under which the GPU's allocator ran: the text that was set, or the values that were in
-    force.
-    """
+    """The settings under which the GPU's allocator ran: the text that was set, or the values in force."""
     told = snapshot.get("allocator_settings", {})
     if told.get("PYTORCH_CUDA_ALLOC_CONF"):
         return settings(told["PYTORCH_CUDA_ALLOC_CONF"])
@@ -176,14 +173,13 @@ def read_snapshot(path: str | Path) -> dict[str, Any]:
         content = _PlainUnpickler(io.BytesIO(path.read_bytes())).load()
     except FileNotFoundError:
         raise ValueError(f"there is no file {path.name!r} to read a snapshot from") from None
-    except (
-        Exception
-    ) as error:  # a damaged pickle can fail in any way: with IndexError, KeyError, UnicodeDecodeError, …
+    except Exception as error:
+        # A damaged pickle can fail in any way: with IndexError, KeyError, UnicodeDecodeError, …
         problem = f"{type(error).__name__}: {error}"
         raise ValueError(f"{path.name} is not a memory snapshot, or it is damaged ({problem})") from None
-    parts = (
-        [content.get(name) for name in ("segments", "device_traces")] if isinstance(content, dict) else [None]
-    )
+    parts: list[Any] = [None]
+    if isinstance(content, dict):
+        parts = [content.get("segments"), content.get("device_traces")]
     if not all(isinstance(part, list) for part in parts):
         raise ValueError(
             f"{path.name} holds no memory snapshot: that has two lists, 'segments' and 'device_traces'"
@@ -196,8 +192,8 @@ class _PlainUnpickler(pickle.Unpickler):
 
     def find_class(self, module_name: str, global_name: str) -> Any:
         raise pickle.UnpicklingError(
-            f"it asks for {module_name}.{global_name}, which a memory snapshot never needs. The file was not"
-            " opened"
+            f"it asks for {module_name}.{global_name}, which a memory snapshot never needs."
+            " The file was not opened"
         )
 
 
@@ -205,13 +201,12 @@ Frames = Callable[[Allocation | None, Any], list[dict[str, Any]]]
 
 
 def snapshot_of(replayed: Replay, since: int = 0, least: int | str = 0) -> dict[str, Any]:
-    """A snapshot such as `torch.cuda.memory._snapshot()` returns: the state at the end of a replay, and its
-    history.
+    """A snapshot such as `torch.cuda.memory._snapshot()` returns, of a replay.
 
-    The history begins with step `since`, and lacks tensors of fewer than `least` bytes (512, or "1 MB") that
-    come and go in it; "left_out" says how many. In the place of Python's stack, each entry has the tensor's
-    operation and module, its kind and phase, and the line of code. Raises ValueError for a step that the
-    replay does not have.
+    It is the state at the end, and the history. The history begins with step `since`, and lacks tensors of
+    fewer than `least` bytes (512, or "1 MB") that come and go in it; "left_out" says how many. In the place
+    of Python's stack, each entry has the tensor's operation and module, its kind and phase, and the line of
+    code. Raises ValueError for a step that the replay does not have.
     """
     start = _begin(replayed, since)
     small = _passing(replayed.requests[: len(replayed)], start, parse_bytes(least))
@@ -261,9 +256,7 @@ def save_snapshot(
 
 
 def write_snapshot(snapshot: Mapping[str, Any], path: str | Path) -> Path:
-    """Write a snapshot to `path`, and return that. Raises ValueError for more than 1 GB, which crashes
-    browsers.
-    """
+    """Write a snapshot to `path`, and return that. ValueError for more than 1 GB, which crashes browsers."""
     path = Path(path)
     content = pickle.dumps(snapshot, protocol=4)  # torch's viewer shows nothing for 5
     if len(content) > MOST:
@@ -309,16 +302,17 @@ def _segment(segment: MemorySegment, frames: Frames) -> dict[str, Any]:
         "active_size": segment.allocated,
         "requested_size": sum(block.requested for block in segment.blocks),
         "frames": [],
-        "blocks": [
-            {
-                "address": block.address,
-                "size": block.bytes,
-                "requested_size": block.requested,
-                "state": "active_allocated" if block.is_allocated else "inactive",
-                "frames": frames(block.allocation, block.name) if block.is_allocated else [],
-            }
-            for block in segment.blocks
-        ],
+        "blocks": [_block(block, frames) for block in segment.blocks],
+    }
+
+
+def _block(block: MemoryBlock, frames: Frames) -> dict[str, Any]:
+    return {
+        "address": block.address,
+        "size": block.bytes,
+        "requested_size": block.requested,
+        "state": "active_allocated" if block.is_allocated else "inactive",
+        "frames": frames(block.allocation, block.name) if block.is_allocated else [],
     }
 
 
@@ -337,10 +331,8 @@ def _entries(
         allocation = replayed.allocations[request.name] if replayed.allocations and request.bytes else None
         known = {"stream": request.stream, "frames": frames(allocation, request.name), "user_metadata": ""}
         entries = [(call.action, call.address, call.bytes) for call in calls[done:]]
-        actions = (
-            ("alloc",) if request.bytes > 0 else ("free_requested", "free_completed") if request.bytes else ()
-        )
-        entries += [(action, address, abs(request.bytes)) for action in actions if number not in small]
+        if number not in small:
+            entries += [(action, address, abs(request.bytes)) for action in _actions(request)]
         for action, place, size in entries:
             yield {"action": action, "addr": place, "size": size, **known, "time_us": next(clock)}
     if replayed.failure is not None:
@@ -349,10 +341,17 @@ def _entries(
         yield oom | {"stream": 0, "frames": [], "user_metadata": "", "time_us": next(clock)}
 
 
+def _actions(request: Request) -> tuple[str, ...]:
+    """The entries that torch writes for an event besides the driver's: none where the cache is emptied."""
+    if request.bytes > 0:
+        return ("alloc",)
+    if request.bytes < 0:
+        return ("free_requested", "free_completed")
+    return ()
+
+
 def _shared_frames() -> Frames:
-    """A function that gives the origin of a tensor in the form of a stack; equal ones are the same list,
-    saved once.
-    """
+    """A function that gives a tensor's origin in the form of a stack; equal ones are one list, saved once."""
     made: dict[Any, list[dict[str, Any]]] = {}
 
     def frames(allocation: Allocation | None, name: Any) -> list[dict[str, Any]]:
@@ -363,9 +362,7 @@ def _shared_frames() -> Frames:
             places = [(allocation.operation, allocation.module or "network", 0), (allocation.kind, when, 0)]
             if line := re.match(r"(.+?):(\d+)(?:  (.*))?$", allocation.line, re.DOTALL):
                 places.append((line[3] or "", line[1], int(line[2])))
-        key = tuple(places)
-        return made.setdefault(
-            key, [dict(zip(("name", "filename", "line"), place, strict=True)) for place in places]
-        )
+        stack = [{"name": name, "filename": filename, "line": line} for name, filename, line in places]
+        return made.setdefault(tuple(places), stack)
 
     return frames
