@@ -137,12 +137,9 @@ def record(
             is_late = time.monotonic() > deadline - GRACE
             for each in [each for each in running if is_late or each.is_over()]:
                 running.remove(each)
-                outcome = each.finish(killed=each.process.poll() is None)
-                if outcome.status == recording_file.TIMED_OUT and is_late:
+                outcome = _ended(each, is_late)
+                if outcome.status == recording_file.CUT_SHORT:
                     cut += 1
-                    outcome = outcome._replace(
-                        status=recording_file.CUT_SHORT, detail="the given time was over"
-                    )
                 recording_file.append(file, {**origin, **about(each.task), **outcome._asdict()})
                 say(_outcome_line(outcome, each.task.name if jobs > 1 else ""))
             time.sleep(BETWEEN)
@@ -150,6 +147,14 @@ def record(
         for each in running:
             each.finish(killed=True)
     return cut + len(waiting)
+
+
+def _ended(running: Running, is_late: bool) -> TaskResult:
+    """End a task; where the given time is over, that is why it did not end by itself."""
+    outcome = running.finish(killed=running.process.poll() is None)
+    if outcome.status == recording_file.TIMED_OUT and is_late:
+        return outcome._replace(status=recording_file.CUT_SHORT, detail="the given time was over")
+    return outcome
 
 
 def _outcome_line(outcome: TaskResult, name: str) -> str:
