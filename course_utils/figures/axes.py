@@ -21,11 +21,10 @@ COLOURS = {
     "cached": "#E9E9E9",
     "free": "#FFFFFF",
 }
-"""One color for each kind of memory, after Okabe and Ito's palette; `cached` and `free` belong to the
-allocator.
+"""One color for each kind of memory, after Okabe and Ito's palette.
 
-Told apart with each kind of color blindness, and neighbors in a stack by their lightness alone, as in grey
-print.
+`cached` and `free` belong to the allocator. They are told apart with each kind of color blindness, and
+neighbors in a stack by their lightness alone, as in grey print.
 """
 
 OVER, UNDER = "#A8071A", "#00624A"
@@ -49,9 +48,7 @@ def axis_label(unit: str) -> str:
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a stack under a name of its own ("fp32 momentum"), `size` bytes, in the
-    color of its `kind`.
-    """
+    """A part of a stack with its own name ("fp32 momentum"): `size` bytes in the color of its `kind`."""
 
     name: str
     size: int
@@ -82,12 +79,18 @@ def words(kind: str) -> str:
 def named_capacity(capacity: int | Gpu | None, label: str, unit: str) -> tuple[int | None, str]:
     if isinstance(capacity, Gpu):
         return capacity.memory, label or f"{capacity.name}: {format_bytes(capacity.memory, unit, 1)}"
-    return capacity, label or (f"{number(round(capacity / UNITS[unit], 1))} {unit} GPU" if capacity else "")
+    if capacity and not label:
+        label = f"{number(round(capacity / UNITS[unit], 1))} {unit} GPU"
+    return capacity, label
 
 
 def digits_for(largest: int, unit: str) -> int:
     amount = largest / UNITS[unit]
-    return 0 if unit == "B" or amount >= 1000 else 1 if amount >= 10 else 2 if amount >= 1 else 3
+    if unit == "B" or amount >= 1000:
+        return 0
+    if amount >= 10:
+        return 1
+    return 2 if amount >= 1 else 3
 
 
 def amount(size: int, unit: str, digits: int) -> str:
@@ -109,17 +112,17 @@ def draw_legend(
     values: bool,
     left: float = MARGIN,
 ) -> float:
-    """Draws a swatch for each kind with the names of its parts, and their sizes with `values`; returns the y
-    below.
-    """
+    """Draws a swatch for each kind with its parts' names, and sizes with `values`; returns the y below."""
     names: dict[str, dict[str, None]] = {}
     for part in sorted(parts, key=lambda part: list(COLOURS).index(part.kind)):
         shown = f"{part.name} {amount_with_unit(part.size, unit, digits)}" if values else part.name
         names.setdefault(part.kind, {})[shown] = None
     entries = ((kind, ", ".join(shown)) for kind, shown in names.items())
-    return legend(
-        canvas, entries, y, lambda x, y, size, kind: draw_swatch(canvas, x, y, size, size, kind), left
-    )
+
+    def swatch(x: float, y: float, size: float, kind: str) -> None:
+        draw_swatch(canvas, x, y, size, size, kind)
+
+    return legend(canvas, entries, y, swatch, left)
 
 
 def legend(
@@ -131,8 +134,9 @@ def legend(
     scale: float = 1,
     quiet: Collection[str] = (),
 ) -> float:
-    """Draws swatches with words, breaking lines as needed; returns the y below. `swatch` takes x, y, size,
-    entry.
+    """Draws swatches with words, breaking lines as needed; returns the y below.
+
+    `swatch` takes x, y, size and the entry's name.
     """
     x = float(left)
     baseline = y + 12 * scale
@@ -141,10 +145,11 @@ def legend(
         wide = 28 * scale + max(text_width(line, 12 * scale) for line in lines)
         if x + wide > canvas.width and x > left:
             x = float(left)
-            baseline = baseline + 19 * scale
+            baseline += 19 * scale
         swatch(x, baseline - 10 * scale, 12 * scale, name)
         for index, line in enumerate(lines):
-            baseline += 15 * scale * (index > 0)
+            if index > 0:
+                baseline += 15 * scale
             canvas.text(x + 18 * scale, baseline, line, 12 * scale, QUIET if name in quiet else INK)
         x += wide
     return baseline + 6 * scale
@@ -153,7 +158,9 @@ def legend(
 def draw_swatch(
     canvas: Canvas, x: float, y: float, width: float, height: float, kind: str, tip: str = "", **more
 ) -> None:
-    outline = {"stroke": RULE, "stroke_width": 1} if kind in ("cached", "free") else {}
+    outline = {}
+    if kind in ("cached", "free"):
+        outline = {"stroke": RULE, "stroke_width": 1}
     canvas.rect(x, y, width, height, COLOURS[kind], tip, **outline, **more)
     if kind == "cached":
         canvas.hatch(x, y, width, height, "#B5B5B5")
@@ -202,10 +209,8 @@ class Plot:
 
 def largest_kinds(sizes: Mapping[str, int], count: int = 4) -> list[str]:
     """The kinds that take most, largest first; none that takes nothing."""
-    return [
-        kind
-        for size, kind in sorted(((size, kind) for kind, size in sizes.items() if size), reverse=True)[:count]
-    ]
+    taking = sorted(((size, kind) for kind, size in sizes.items() if size), reverse=True)
+    return [kind for _, kind in taking[:count]]
 
 
 def stop(title: str) -> str:

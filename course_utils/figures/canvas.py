@@ -67,10 +67,10 @@ class Figure:
         return self._charted.plot(ax)
 
     def save(self, path: str | Path) -> Path:
-        """Write the picture to `path` and return that path: .svg as lessons show it, .png and .pdf drawn by
-        matplotlib.
+        """Write the picture to `path` and return that path.
 
-        Raises ValueError for another ending, and for .png and .pdf where `plot` raises.
+        .svg is as lessons show it, .png and .pdf are drawn by matplotlib. Raises ValueError for another
+        ending, and for .png and .pdf where `plot` raises.
         """
         path = Path(path)
         if path.suffix == ".svg":
@@ -99,6 +99,7 @@ def reflowing(draw: Callable[Given, Any]) -> Callable[Given, Any]:
 
     @wraps(draw)
     def drawn(*given: Given.args, **named: Given.kwargs) -> Any:
+        # Each layout has a context of its own, so a figure drawn inside another one finds its width.
         def at(width: int) -> Any:
             asked_width.set(width)
             return draw(*given, **named)
@@ -129,7 +130,10 @@ class Canvas:
     ) -> None:
         """A rectangle; `tip` shows when the pointer rests on it."""
         attributes = attribute_text({"x": x, "y": y, "width": width, "height": height, "fill": fill, **more})
-        self.shapes.append(f"<rect {attributes}{f'><title>{escape(tip)}</title></rect>' if tip else '/>'}")
+        if tip:
+            self.shapes.append(f"<rect {attributes}><title>{escape(tip)}</title></rect>")
+        else:
+            self.shapes.append(f"<rect {attributes}/>")
 
     def line(self, x1: float, y1: float, x2: float, y2: float, stroke: str = GRID, **more: Any) -> None:
         attributes = attribute_text({"x1": x1, "y1": y1, "x2": x2, "y2": y2, "stroke": stroke, **more})
@@ -138,19 +142,28 @@ class Canvas:
     def line_around_texts(
         self, x1: float, y1: float, x2: float, y2: float, *looks: Mapping[str, Any]
     ) -> None:
-        """A level or upright line in each of `looks`, with a gap where it would run through a text drawn so
-        far.
-        """
-        upright = int(x1 == x2)
-        at, start, end = (x1, y1, y2) if upright else (y1, x1, x2)
-        crossed = [box for box in self.boxes if box[1 - upright] - 1.5 < at < box[3 - upright] + 1.5]
-        gaps = sorted((box[upright] - 2, box[upright + 2] + 2) for box in crossed)
+        """A level or upright line in each of `looks`, with a gap at each text that it would cross."""
+        upright = x1 == x2
+        if upright:
+            at, start, end = x1, y1, y2
+            extents = [((left, right), (top, bottom)) for left, top, right, bottom in self.boxes]
+        else:
+            at, start, end = y1, x1, x2
+            extents = [((top, bottom), (left, right)) for left, top, right, bottom in self.boxes]
+        # Each text has an extent across the line, which decides if they meet, and along it, which is the gap.
+        gaps = sorted(
+            (along[0] - 2, along[1] + 2)
+            for across, along in extents
+            if across[0] - 1.5 < at < across[1] + 1.5
+        )
         for low, high in [*gaps, (end, end)]:
-            piece = start, min(low, end)
-            if piece[1] - piece[0] >= 3:
+            stop = min(low, end)
+            if stop - start >= 3:
                 for look in looks:
-                    ends = (at, piece[0], at, piece[1]) if upright else (piece[0], at, piece[1], at)
-                    self.line(*ends, **look)
+                    if upright:
+                        self.line(at, start, at, stop, **look)
+                    else:
+                        self.line(start, at, stop, at, **look)
             start = max(start, high)
 
     def path(self, data: str, **more: Any) -> None:
@@ -160,7 +173,8 @@ class Canvas:
         """One line of text whose baseline starts, or with `text_anchor` ends or centers, at (x, y)."""
         attributes = attribute_text({"x": x, "y": y, "font_size": size, "fill": fill, **more})
         width = text_width(words, size, more.get("font_weight") == "bold")
-        left = x - width * {"middle": 0.5, "end": 1.0}.get(more.get("text_anchor") or "", 0.0)
+        before = {"middle": 0.5, "end": 1.0}.get(more.get("text_anchor") or "", 0.0)
+        left = x - width * before
         self.boxes.append((left, y - 0.77 * size, left + width, y + 0.23 * size))
         self.shapes.append(f"<text {attributes}>{escape(words, quote=False)}</text>")
 
@@ -173,21 +187,19 @@ class Canvas:
 
     def upright(self, x: float, y: float, words: str) -> None:
         """Words that read from bottom to top, their middle at (x, y): what a vertical axis shows."""
-        self.text(
-            x, y, words, 12, QUIET, text_anchor="middle", transform=f"rotate(-90 {short(x)} {short(y)})"
-        )
+        turn = f"rotate(-90 {short(x)} {short(y)})"
+        self.text(x, y, words, 12, QUIET, text_anchor="middle", transform=turn)
 
     def hatch(self, x: float, y: float, width: float, height: float, stroke: str, gap: float = 6) -> None:
         """Diagonal strokes inside a rectangle (drawn, as sanitizers drop patterns)."""
         strokes = ""
         for k in range(1, ceil((width + height) / gap)):
-            # the stroke joins the points whose distances from the top left corner add up to this
+            # The stroke joins the points whose distances from the top left corner add up to `reach`.
             reach = k * gap
             start = min(reach, width)
             end = max(0.0, reach - height)
-            strokes += (
-                f"M{short(x + start)} {short(y + reach - start)}l{short(end - start)} {short(start - end)}"
-            )
+            strokes += f"M{short(x + start)} {short(y + reach - start)}"
+            strokes += f"l{short(end - start)} {short(start - end)}"
         if strokes:
             self.path(strokes, stroke=stroke, stroke_width=1, fill="none")
 
@@ -206,11 +218,10 @@ class Canvas:
         return y + 14 * len(lines)
 
     def figure(self, bottom: float, title: str, alt: str, provenance: str, chart: Any = None) -> Figure:
-        """The whole as a figure with an axis at `bottom`, room for its numbers and label, and the small
-        print.
-        """
+        """The whole as a figure with an axis at `bottom`, room for its numbers and label, and small print."""
         end = self.note(provenance, bottom + 62)
-        return Figure(self.svg(end - (2 if provenance else 10), title, alt), alt, chart=chart)
+        height = end - (2 if provenance else 10)
+        return Figure(self.svg(height, title, alt), alt, chart=chart)
 
     def svg(self, height: float, title: str, alt: str) -> str:
         return framed("\n".join(self.shapes), self.width, height, title, alt)
@@ -229,23 +240,29 @@ def framed(shapes: str, width: float, height: float, title: str, alt: str, **mor
 
 
 def below_one_another(figures: Sequence[Figure], title: str) -> Figure:
-    """Several of the course's figures as one, from top to bottom; its description is theirs, one after
-    another.
+    """Several figures as one, from top to bottom; its description is theirs, one after another.
+
+    It has a narrow layout if all of them have one.
     """
     alt = " ".join(figure.alt for figure in figures)
-    joined = []
-    for pictures in ([figure.svg for figure in figures], [figure.narrow for figure in figures]):
-        placed = []
-        widest = 0
-        y = 0.0
-        for picture in filter(None, pictures):
-            inner = re.sub(r' role="img" aria-label="[^"]*"', "", picture, count=1)  # the whole has both
-            placed.append(inner.replace(f'style="{SCALES_DOWN}"', f'y="{short(y)}"', 1))
-            width, height = re.findall(r'viewBox="0 0 (\d+) ([\d.]+)"', picture)[0]
-            widest = max(widest, int(width))
-            y = y + float(height)
-        joined.append(framed("\n".join(placed), widest, y, title, alt) if all(pictures) else "")
-    return Figure(joined[0], alt, joined[1])
+    wide = _joined([figure.svg for figure in figures], title, alt)
+    narrow = ""
+    if all(figure.narrow for figure in figures):
+        narrow = _joined([figure.narrow for figure in figures], title, alt)
+    return Figure(wide, alt, narrow)
+
+
+def _joined(pictures: Iterable[str], title: str, alt: str) -> str:
+    placed = []
+    widest = 0
+    y = 0.0
+    for picture in pictures:
+        inner = re.sub(r' role="img" aria-label="[^"]*"', "", picture, count=1)  # the whole has both
+        placed.append(inner.replace(f'style="{SCALES_DOWN}"', f'y="{short(y)}"', 1))
+        width, height = re.findall(r'viewBox="0 0 (\d+) ([\d.]+)"', picture)[0]
+        widest = max(widest, int(width))
+        y += float(height)
+    return framed("\n".join(placed), widest, y, title, alt)
 
 
 def attribute_text(attributes: Mapping[str, Any]) -> str:
@@ -273,11 +290,19 @@ BROAD = set("mwMW%@—")
 @lru_cache(maxsize=4096)
 def text_width(words: str, size: float, bold: bool = False) -> float:
     """Pixels that `words` take, from above: measured on the widest of the fonts that a figure may get."""
-    share = sum(
-        0.34 if c in SLIM else 0.41 if c in THIN else 0.96 if c in BROAD else 0.70 if c.isupper() else 0.62
-        for c in words
-    )
+    share = sum(map(_letter_width, words))
     return share * size * (1.08 if bold else 1.0)
+
+
+def _letter_width(letter: str) -> float:
+    """The width of a letter as a share of the font's size."""
+    if letter in SLIM:
+        return 0.34
+    if letter in THIN:
+        return 0.41
+    if letter in BROAD:
+        return 0.96
+    return 0.70 if letter.isupper() else 0.62
 
 
 def wrap(words: str, size: float, width: float, bold: bool = False) -> list[str]:
@@ -311,13 +336,10 @@ def ink_on(fill: str) -> str:
     def is_light(color: str) -> bool:
         return contrast(INK, color) > contrast("#FFFFFF", color)
 
-    light = is_light(fill)
     light_in_dark = is_light(DARK.get(fill, fill))
-    return (
-        (ON_LIGHT if light_in_dark else ON_DARKENED)
-        if light
-        else (ON_LIGHTENED if light_in_dark else ON_DARK)
-    )
+    if is_light(fill):
+        return ON_LIGHT if light_in_dark else ON_DARKENED
+    return ON_LIGHTENED if light_in_dark else ON_DARK
 
 
 def ticks(low: float, high: float, count: int = 7) -> list[float]:
@@ -331,11 +353,13 @@ def ticks(low: float, high: float, count: int = 7) -> list[float]:
 
 
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Positions near the `wanted` ones, in the same order, at least `gap` apart, within `low` to `high` if
-    they fit.
+    """Positions near the `wanted` ones in their order, at least `gap` apart.
+
+    They lie within `low` to `high` if they fit.
     """
     order = sorted(range(len(wanted)), key=wanted.__getitem__)
     placed = [*wanted]
+    # First push each one up to keep its distance from the one below, then back from the upper end.
     for index in order:
         placed[index] = max(placed[index], low)
         low = placed[index] + gap
@@ -350,9 +374,7 @@ RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def number(value: float) -> str:
-    """A number for an axis: thousands with commas, no needless decimals, 10⁻⁵ for what would need too many
-    zeros.
-    """
+    """A number for an axis: thousands with commas, no needless decimals, 10⁻⁵ instead of many zeros."""
     if value == int(value):
         return f"{value:,.0f}".replace("-", "−")
     if abs(value) >= SMALLEST_IN_DECIMALS:
@@ -366,4 +388,6 @@ def number(value: float) -> str:
 def sentence(parts: Iterable[str]) -> str:
     """Words joined as in a sentence: "a, b and c"."""
     *first, last = list(parts) or [""]
-    return f"{', '.join(first)} and {last}" if first else last
+    if not first:
+        return last
+    return f"{', '.join(first)} and {last}"

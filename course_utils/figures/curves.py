@@ -73,8 +73,7 @@ def lines(
     provenance: str = "",
     alt: str | None = None,
 ) -> Figure:
-    """One line for each series (its x values and its y values), named at its end; units belong into the
-    labels.
+    """One line for each series (its x and its y values), named at its end; units belong into the labels.
 
     `level` draws a named horizontal line, such as a capacity. The series named in `circles` are not joined:
     they were measured here and there, and nobody knows what lies between. `bands` are lower and upper values
@@ -87,20 +86,25 @@ def lines(
     room = canvas.width - 2 * MARGIN
     heading = wrap(title, 16.5, room, bold=True)
     small_print = wrap(provenance, 11, room)
-    names = {name: wrap(name, 12.5, room - 44, bold=True) for name in series} if canvas.narrow else {}
+    names = dict[str, list[str]]()
+    if canvas.narrow:  # it has no room for names at the ends of the lines: a legend has them
+        names = {name: wrap(name, 12.5, room - 44, bold=True) for name in series}
     top = 49 + 21 * len(heading) + 17 * sum(map(len, names.values()))
-    height = top + PLOT_HEIGHT + (60 + 14 * len(small_print) if provenance else 52)
+    below = 60 + 14 * len(small_print) if provenance else 52
+    height = top + PLOT_HEIGHT + below
+    more = [y for lower, upper in bands.values() for y in (*lower, *upper)]
+    if level:
+        more.append(level[1])
     marks = partial(_marks, series=series, bands=bands, level=level, markers=markers, circles=circles)
     with look():
         from matplotlib.figure import Figure as Drawing
 
         # one point is one pixel of ours
         drawing = Drawing(figsize=(width / 72, height / 72), dpi=72, facecolor="none")
-        more = [y for pair in bands.values() for side in pair for y in side] + ([level[1]] if level else [])
         axes = _axes(drawing, series, more, log_x, log_y, top)
         marks(axes)
         _write(drawing, axes, heading, small_print, (xlabel, ylabel), {} if names else series, top)
-        if names:  # a narrow picture has no room for them at the ends of the lines
+        if names:
             place: dict[str, Any] = {"bbox_to_anchor": (MARGIN / width, 1 - (top - 30) / height)}
             handles = [axes.lines[index] for index in range(len(names))]
             drawing.legend(handles, ["\n".join(lines) for lines in names.values()], **LEGEND, **place)
@@ -108,9 +112,8 @@ def lines(
     ends = "; ".join(_ends(name, *line) for name, line in series.items())
     alt = alt or f"{stop(title)} Lines of {ylabel} against {xlabel}: {ends}."
     onto = partial(_onto, marks=marks, series=series, more=more, labels=(xlabel, ylabel), logs=(log_x, log_y))
-    return Figure(
-        framed(shapes, width, height, title, alt, **FRAME), alt, chart=Chart(title, provenance, onto)
-    )
+    picture = framed(shapes, width, height, title, alt, **FRAME)
+    return Figure(picture, alt, chart=Chart(title, provenance, onto))
 
 
 def _marks(
@@ -138,11 +141,9 @@ def _onto(
     logs: tuple[bool, bool],
 ) -> None:
     """The same lines on Axes of a learner's own, who may zoom in."""
-    values = [
-        [x for xs, _ in series.values() for x in xs],
-        [*(y for _, ys in series.values() for y in ys), *more],
-    ]
-    for name, log, found in zip("xy", logs, values, strict=True):
+    all_x = [x for xs, _ in series.values() for x in xs]
+    all_y = [y for _, ys in series.values() for y in ys]
+    for name, log, found in zip("xy", logs, (all_x, [*all_y, *more]), strict=True):
         low, high = _range(found, log, from_zero=name == "y")
         if log:
             getattr(axes, f"set_{name}scale")("log", base=2 if high / low <= 2**10 else 10)
@@ -182,10 +183,10 @@ def _check_series(series: Series, log_x: bool, log_y: bool) -> None:
 def _axes(
     drawing: "Drawing", series: Series, more: Sequence[float], log_x: bool, log_y: bool, top: float
 ) -> "Axes":
-    xs = [x for line, _ in series.values() for x in line]
-    ys = [*(y for _, line in series.values() for y in line), *more]
-    ends = _range(xs, log_x, from_zero=False)
-    low, high = _range(ys, log_y, from_zero=True)
+    all_x = [x for xs, _ in series.values() for x in xs]
+    all_y = [y for _, ys in series.values() for y in ys]
+    ends = _range(all_x, log_x, from_zero=False)
+    low, high = _range([*all_y, *more], log_y, from_zero=True)
     heights = _ticks(low, high, log_y)
     left = 40 + max(text_width(number(tick), 12) for tick in heights)
     width = 72 * drawing.get_figwidth()
@@ -196,7 +197,7 @@ def _axes(
     axes = drawing.add_axes(box, facecolor="none", xlim=ends, ylim=(low, high))
     axes.set(xscale="log" if log_x else "linear", yscale="log" if log_y else "linear")
     axes.set_yticks(heights, [number(tick) for tick in heights], minor=False)
-    places = _points_or_ticks(xs, axes, log_x)
+    places = _points_or_ticks(all_x, axes, log_x)
     axes.set_xticks(places, [number(tick) for tick in places], minor=False)
     axes.minorticks_off()
     axes.tick_params("x", length=5, width=1, pad=7, color=RULE, labelcolor=QUIET)
@@ -211,20 +212,22 @@ def _range(values: Sequence[float], log: bool, from_zero: bool) -> tuple[float, 
     low = min(values)
     high = max(values)
     if log:
-        return low, high if high > low else low * 10
-    low = min(0.0, low) if from_zero else low
-    high = high + 0.06 * (high - low) if from_zero else high
-    return low, high if high > low else low + 1
+        return low, (high if high > low else low * 10)
+    if from_zero:
+        low = min(0.0, low)
+        high += 0.06 * (high - low)
+    return low, (high if high > low else low + 1)
 
 
 def _ticks(low: float, high: float, log: bool) -> list[float]:
-    """Round numbers; on a logarithmic axis powers of two where the range is small, powers of ten where it is
-    large.
-    """
+    """Round numbers; on a logarithmic axis powers of two for a small range, powers of ten for a large one."""
     from matplotlib.ticker import LogLocator, MaxNLocator
 
-    powers = LogLocator(base=2 if high / low <= 2**10 else 10, numticks=12) if log else None
-    found = (powers or MaxNLocator(nbins=7, steps=[1, 2, 5, 10])).tick_values(low, high)
+    if log:
+        locator = LogLocator(base=2 if high / low <= 2**10 else 10, numticks=12)
+    else:
+        locator = MaxNLocator(nbins=7, steps=[1, 2, 5, 10])
+    found = locator.tick_values(low, high)
     margin = 1e-9 * (high - low)
     return [float(tick) for tick in found if low - margin <= tick <= high + margin] or [low, high]
 
@@ -273,9 +276,7 @@ def _draw(
 
 
 def _draw_level(axes: "Axes", series: Series, name: str, value: float) -> None:
-    """A horizontal line with its name at the left above it, or at the right where that
-    would hide a series.
-    """
+    """A horizontal line with its name above it: at the left, or at the right if that would hide a series."""
     axes.axhline(value, color=OVER, linewidth=1.6, linestyle=(0, (2, 2)), clip_on=False)
     paper = {"facecolor": "#FFFFFF", "edgecolor": "none", "pad": 1.5}
     style = {"color": OVER, "fontweight": "bold", "va": "baseline", "bbox": paper, "zorder": 4}
@@ -283,7 +284,10 @@ def _draw_level(axes: "Axes", series: Series, name: str, value: float) -> None:
     left = axes.annotate(name, (0, value), xytext=(8, 6), **place, **style)
     if _hides(axes, series, left):
         right = axes.annotate(name, (1, value), xytext=(-8, 6), ha="right", **place, **style)
-        (right if _hides(axes, series, right) else left).remove()
+        if _hides(axes, series, right):
+            right.remove()
+        else:
+            left.remove()
 
 
 def _hides(axes: "Axes", series: Series, words: "Annotation") -> bool:
@@ -317,29 +321,37 @@ def _write(
     put((left + right) / 2, bottom + 40, labels[0], ha="center")
     for index, line in enumerate(small_print):
         put(width - MARGIN, bottom + 62 + 14 * index, line, 11, ha="right")
-    last = [max(zip(xs, ys, strict=True), key=lambda point: point[0]) for xs, ys in series.values()]
-    ends = [tuple(map(float, axes.transData.transform(point))) for point in last]
-    alone = {
-        name
-        for name, (x, _), (xs, _) in zip(series, ends, series.values(), strict=True)
-        if len(xs) == 1 and x < right - 1
-    }
-    at_right = {name: height - y for name, (_, y) in zip(series, ends, strict=True) if name not in alone}
+    ends = {name: _end(axes, *line) for name, line in series.items()}
+    # A single point in mid-plot has its name next to it; all other names share the right margin.
+    alone = {name for name, (xs, _) in series.items() if len(xs) == 1 and ends[name][0] < right - 1}
+    at_right = {name: height - y for name, (_, y) in ends.items() if name not in alone}
     heights = dict(zip(at_right, spread([*at_right.values()], 17, top, bottom), strict=True))
-    for index, (name, (x, y)) in enumerate(zip(series, ends, strict=True)):
-        place = (x + 11, height - y - 8) if name in alone else (right + 10, heights[name] + 4)
-        put(*place, name, 12.5, LINE_COLOURS[index], fontweight="bold")
+    for index, (name, (x, y)) in enumerate(ends.items()):
+        color = LINE_COLOURS[index]
+        if name in alone:
+            put(x + 11, height - y - 8, name, 12.5, color, fontweight="bold")
+        else:
+            put(right + 10, heights[name] + 4, name, 12.5, color, fontweight="bold")
+
+
+def _end(axes: "Axes", xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
+    """The place of a line's rightmost point, in pixels from the bottom left corner."""
+    last = max(zip(xs, ys, strict=True), key=lambda point: point[0])
+    x, y = axes.transData.transform(last)
+    return float(x), float(y)
 
 
 def _shapes(drawing: "Drawing") -> str:
-    """The shapes that matplotlib draws, without its frame, its font, and its style sheet, which would reach
-    beyond.
+    """The shapes that matplotlib draws, without its frame, its font, and its style sheet.
+
+    The style sheet would reach beyond the picture.
     """
     page = StringIO()
     drawing.savefig(page, format="svg", metadata=NO_METADATA)
     [inside] = re.findall(r"<svg[^>]*>(.*)</svg>", page.getvalue(), re.DOTALL)
     plain = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", inside, count=1, flags=re.DOTALL)
-    short = re.sub(r"\s*\n\s*", " ", NEEDLESS.sub("", plain.replace(f" font-family: '{LAYOUT_FONT}';", "")))
+    plain = plain.replace(f" font-family: '{LAYOUT_FONT}';", "")
+    short = re.sub(r"\s*\n\s*", " ", NEEDLESS.sub("", plain))
     return short.replace("> <", "><").strip()
 
 

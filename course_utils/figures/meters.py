@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 from typing import NamedTuple
 
 from ..units import GB, format_bytes
@@ -86,10 +87,10 @@ def meter_figure(
     axis: str,
     look: Look = PAGE,
 ) -> Figure:
-    """Allocated bytes over time (by kind where that is known), with what is reserved, what the driver says,
-    the phases.
+    """Allocated bytes over time, by kind where that is known.
 
-    `about` comes before the peak ("at least " where it was only sampled). Raises ValueError without samples.
+    The picture also shows what is reserved, what the driver says, and the phases. `about` comes before the
+    peak ("at least " where it was only sampled). Raises ValueError without samples.
     """
     if not samples:
         raise ValueError("there is nothing to draw: the meter has not read anything yet")
@@ -103,9 +104,8 @@ def meter_figure(
     canvas.text(MARGIN, 11.5 + look.title, title, look.title, font_weight="bold")
     scale.value_axis(unit, size=look.text)
     for tick in ticks(0, scale.latest, 8):
-        x = scale.x(tick)
         y = look.bottom + 6 + look.text
-        canvas.text(x, y, number(tick), look.text, QUIET, text_anchor="middle")
+        canvas.text(scale.x(tick), y, number(tick), look.text, QUIET, text_anchor="middle")
     canvas.text(look.left - 8, look.top - 6, unit, look.text, QUIET, text_anchor="end")
     canvas.text(look.left, look.bottom + 12 + 2 * look.text, axis, look.text, QUIET)
     _areas(kept, scale)
@@ -122,10 +122,8 @@ def meter_figure(
 
 
 def thinned(samples: Sequence[Reading]) -> list[Reading]:
-    """Thin out to `MOST_POINTS` samples: the highest of each stretch and the last of all, so that no peak is
-    lost.
-    """
-    stretch = max(1, -(-(len(samples) - 1) // (MOST_POINTS - 1)))
+    """At most `MOST_POINTS` samples: the highest of each stretch, so that no peak is lost, and the last."""
+    stretch = max(1, ceil((len(samples) - 1) / (MOST_POINTS - 1)))
     groups = [samples[start : start + stretch] for start in range(0, len(samples) - 1, stretch)]
     return [*(max(group, key=lambda sample: sample.allocated) for group in groups), samples[-1]]
 
@@ -169,7 +167,9 @@ def _points(samples: Sequence[Reading], scale: _Scale, sizes: Sequence[int | Non
 
 
 def _marks(marks: Sequence[MeterMark], scale: _Scale) -> None:
-    look, free, canvas = scale.look, scale.look.left, scale.canvas
+    look = scale.look
+    canvas = scale.canvas
+    free = look.left  # where the last name ends
     for mark in marks:
         x = scale.x(min(mark.seconds, scale.latest))
         wide = text_width(mark.words, look.mark)
@@ -190,11 +190,8 @@ def _labels(last: Reading, capacity: int | None, scale: _Scale, unit: str) -> No
             shown = amount(size, unit, digits_for(size, unit))
             wanted.append((scale.y(floor + size / 2), f"{words(kind)} {shown}", INK))
         floor += size
-    for name, size in (
-        ("allocated", last.allocated),
-        ("reserved – –", last.reserved),
-        ("driver ····", last.driver),
-    ):
+    lines = {"allocated": last.allocated, "reserved – –": last.reserved, "driver ····": last.driver}
+    for name, size in lines.items():
         if size is not None:
             wanted.append((scale.y(size), f"{name} {_shown(size, unit)}", INK))
     if capacity:
@@ -206,10 +203,14 @@ def _labels(last: Reading, capacity: int | None, scale: _Scale, unit: str) -> No
 
 def _alt(last: Reading, marks: Sequence[MeterMark], capacity: int | None, unit: str) -> str:
     parts = [f"{last.seconds:.1f} seconds so far"]
-    parts += [f"{_shown(last.reserved, unit)} reserved"] if last.reserved is not None else []
-    parts += [f"{_shown(last.driver, unit)} taken by all programs"] if last.driver is not None else []
-    parts += [f"the GPU has {_shown(capacity, unit)}"] if capacity else []
+    if last.reserved is not None:
+        parts.append(f"{_shown(last.reserved, unit)} reserved")
+    if last.driver is not None:
+        parts.append(f"{_shown(last.driver, unit)} taken by all programs")
+    if capacity:
+        parts.append(f"the GPU has {_shown(capacity, unit)}")
     kinds = largest_kinds(last.kinds, 3)
-    parts += [f"most of it {sentence(map(words, kinds))}"] if kinds else []
+    if kinds:
+        parts.append(f"most of it {sentence(map(words, kinds))}")
     begun = f" The last phase is {marks[-1].words}." if marks else ""
     return f"{sentence(parts)}.{begun}"

@@ -57,9 +57,7 @@ def look(styled: bool = True) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure's parts for matplotlib: its title, its small print, and the function that draws its data on
-    Axes.
-    """
+    """A figure's parts for matplotlib: title, small print, and the function that draws its data on Axes."""
 
     title: str
     provenance: str
@@ -79,9 +77,8 @@ class Chart:
             ax.set_title(fill(self.title, 64))
             if self.provenance:
                 small = {"fontsize": 8, "color": QUIET, "ha": "right", "va": "top"}
-                ax.annotate(
-                    fill(self.provenance, 130), (1, 0), (0, -46), "axes fraction", "offset points", **small
-                )
+                note = fill(self.provenance, 130)
+                ax.annotate(note, (1, 0), (0, -46), "axes fraction", "offset points", **small)
         return ax
 
     def save(self, path: Path) -> None:
@@ -101,14 +98,13 @@ def draw_rows(
     reach = max((limit for _, limit, _ in limits), default=0.0)
     longest = 0
     paper = {"facecolor": "#FFFFFF", "edgecolor": "none", "pad": 1}
+    words = {"textcoords": "offset points", "va": "center", "fontsize": 10, "bbox": paper}
     for place, height, pieces, end in bars:
         left = 0.0
         for name, length, style in pieces:
             ax.barh(place, length, height, left, label=name, linewidth=0.8, **style)
             left += length
-        ax.annotate(
-            end, (left, place), (6, 0), textcoords="offset points", va="center", fontsize=10, bbox=paper
-        )
+        ax.annotate(end, (left, place), (6, 0), **words)
         reach = max(reach, left)
         longest = max([longest, *map(len, end.split("\n"))])
     for name, value, style in limits:
@@ -136,9 +132,13 @@ def draw_areas(
     highest = max([*(sum(at) for at in zip(*sizes, strict=True)), *(limit for _, limit, _ in limits)])
     top = {"transform": ax.get_xaxis_transform(), "ha": "center", "va": "top", "fontsize": 9}
     for start, end, name, is_phase in spans:
-        height, rule, ink = (0.92, "#C9C9C9", QUIET) if is_phase else (0.98, "#7A7A7A", INK)
+        if is_phase:
+            height, rule, ink = 0.92, "#C9C9C9", QUIET
+        else:
+            height, rule, ink = 0.98, "#7A7A7A", INK
         ax.axvline(start, color=rule, linewidth=0.8)
-        if end - start > 0.013 * len(name) * len(counts):
+        has_room = end - start > 0.013 * len(name) * len(counts)
+        if has_room:
             ax.text((start + end) / 2, height, name, color=ink, **top)
     for name, value, style in limits:
         ax.axhline(value, color=OVER, linestyle=style, linewidth=2, label=name)
@@ -152,16 +152,13 @@ def draw_areas(
 
 
 def finish(ax: "Axes", across: Literal["x", "y"], **place: Any) -> None:
-    """Grid lines, numbers as the course writes them, and a legend: areas as they lie on one another, bars,
-    lines.
-    """
+    """Grid lines, numbers as the course writes them, and a legend of areas from the top, bars and lines."""
     ax.grid(axis=across)
     ax.set_axisbelow(True)
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_formatter(lambda value, _: number(float(f"{value:.10g}")))
-    drawn = {
-        fill(str(one.get_label()), 26): one for one in [*ax.collections[::-1], *ax.containers, *ax.lines]
-    }
+    everything = [*ax.collections[::-1], *ax.containers, *ax.lines]
+    drawn = {fill(str(one.get_label()), 26): one for one in everything}
     named = {name: one for name, one in drawn.items() if name and not name.startswith("_")}
     if named:
         place = place or {"loc": "upper left", "bbox_to_anchor": (1, 1)}

@@ -32,8 +32,9 @@ UNIT = "GB"
 
 
 def peak_stack(run: TrainingRun, breakdown: MemoryBreakdown, card: Gpu, verdict: str) -> Figure:
-    """The run's peak by kind, with a line at what a program gets of the GPU; `verdict` continues "It …" in
-    the alt.
+    """The run's peak by kind, and a line at what a program gets of the GPU.
+
+    `verdict` continues "It …" in the alt.
     """
     title = peak_title(run, breakdown)
     parts = ", ".join(
@@ -76,7 +77,7 @@ LABELS = {
 }  # fmt: skip
 """The label under a column, below the name of its phase; others go without "backward of the"."""
 
-# a card of more than so many times the peak is not drawn: the columns would be too small to be told apart
+# A card of more than so many times the peak is not drawn: the columns would be too small to be told apart.
 FAR = 5
 
 PHASES = {"zero_grad": "", "clip": "clipping"}
@@ -98,8 +99,7 @@ class _Columns(Plot):
 
 @reflowing
 def step_columns(moments: Mapping[str, MemoryBreakdown], card: Gpu) -> Figure:
-    """The moments of a step, as `moments(run)` gives them, as columns stacked by kind, with the card's line
-    through.
+    """The moments of a step, as `moments(run)` gives them: columns stacked by kind, and the card's line.
 
     The end of a step comes first: it is how the next one begins. Raises ValueError without moments.
     """
@@ -109,9 +109,7 @@ def step_columns(moments: Mapping[str, MemoryBreakdown], card: Gpu) -> Figure:
     peak = max(range(len(rows)), key=lambda index: rows[index].total)
     highest = rows[peak].total
     digits = digits_for(highest, UNIT)
-    largest = max(rows[peak], key=lambda kind: rows[peak][kind])
-    share = percent(rows[peak][largest] / max(1, highest))
-    title = f"The step is highest at {place_words(rows[peak])}, and {share} of that are {words(largest)}"
+    title = _step_title(rows[peak])
     stacks = [
         [Segment(words(kind), moment[kind], kind) for kind in TIMELINE_ORDER if moment[kind]]
         for moment in rows
@@ -120,25 +118,22 @@ def step_columns(moments: Mapping[str, MemoryBreakdown], card: Gpu) -> Figure:
     reach = card.memory if card.memory <= FAR * highest else 0
     if canvas.narrow:  # no room for columns
         bars = dict(zip(map(place_words, rows), stacks, strict=True))
-        line = (card.room, told_name(card), card.memory) if reach else (None, "", None)
-        return stack(bars, title, capacity=line[0], capacity_label=line[1], nominal=line[2])
-    y = draw_legend(
-        canvas, [part for parts in stacks for part in parts], canvas.title(title) + 6, UNIT, 0, False
-    )
-    if reach:  # the lines are named above the plot, where no column can cover the words
-        canvas.line(MARGIN, y + 14, MARGIN + 24, y + 14, OVER, stroke_width=2)
-        canvas.text(MARGIN + 32, y + 18, told_name(card), 12, OVER, font_weight="bold")
-    else:
-        canvas.text(MARGIN, y + 18, f"{told_name(card).removesuffix(' (dashed)')}, far above", 12, OVER)
+        if not reach:
+            return stack(bars, title)
+        return stack(bars, title, capacity=card.room, capacity_label=told_name(card), nominal=card.memory)
+    parts = [part for stacked in stacks for part in stacked]
+    y = draw_legend(canvas, parts, canvas.title(title) + 6, UNIT, 0, False)
+    _name_card(canvas, card, y, is_drawn=reach > 0)
     top = y + 72
     largest = round(1.12 * max(highest, reach, 1))
     columns = _Columns(canvas, 66.0, canvas.width - 22.0, top, top + PLOT_HEIGHT, largest, len(rows))
     columns.value_axis(UNIT)
     canvas.upright(20, (columns.top + columns.bottom) / 2, f"{UNIT} (10⁹ bytes)")
     canvas.line(columns.left, columns.bottom, columns.right, columns.bottom, RULE)
-    named = enumerate(zip(map(place_words, rows), stacks, strict=True))
-    borders = [_column(columns, index, name, parts, digits) for index, (name, parts) in named]
-    canvas.path("".join(borders), stroke="#FFFFFF", stroke_width=1, fill="none")
+    borders = ""
+    for index, (moment, stacked) in enumerate(zip(rows, stacks, strict=True)):
+        borders += _column(columns, index, place_words(moment), stacked, digits)
+    canvas.path(borders, stroke="#FFFFFF", stroke_width=1, fill="none")
     for index, moment in enumerate(rows):
         _column_total(columns, index, moment.total, digits, index == peak, moment.total > card.room)
     lines = _column_names(columns, rows)
@@ -151,18 +146,29 @@ def step_columns(moments: Mapping[str, MemoryBreakdown], card: Gpu) -> Figure:
     return Figure(canvas.svg(columns.bottom + 12 + 14 * lines, title, alt), alt)
 
 
+def _step_title(peak: MemoryBreakdown) -> str:
+    largest = max(peak, key=lambda kind: peak[kind])
+    share = percent(peak[largest] / max(1, peak.total))
+    return f"The step is highest at {place_words(peak)}, and {share} of that are {words(largest)}"
+
+
+def _name_card(canvas: Canvas, card: Gpu, y: float, is_drawn: bool) -> None:
+    """Names the card's lines above the plot, where no column can cover the words."""
+    if is_drawn:
+        canvas.line(MARGIN, y + 14, MARGIN + 24, y + 14, OVER, stroke_width=2)
+        canvas.text(MARGIN + 32, y + 18, told_name(card), 12, OVER, font_weight="bold")
+    else:
+        canvas.text(MARGIN, y + 18, f"{told_name(card).removesuffix(' (dashed)')}, far above", 12, OVER)
+
+
 def in_order(moments: Mapping[str, MemoryBreakdown]) -> list[MemoryBreakdown]:
-    """The moments in the order in which they are drawn: from the beginning of a step, which is the last one's
-    end.
-    """
+    """The moments as they are drawn: from the beginning of a step, which is the last one's end."""
     last = [moments["end of step"]] if "end of step" in moments else []
     return last + [moment for name, moment in moments.items() if name != "end of step"]
 
 
 def place_words(peak: MemoryBreakdown) -> str:
-    """The place in the step of a moment of `moments(run)`: "the backward of the loss",
-    "the optimizer step".
-    """
+    """The place in the step of a moment of `moments(run)`, such as "the backward of the loss"."""
     names = {"forward": "forward", "after loss": "the end of the loss", "clipping": "clipping"}
     return names.get(peak.label, f"the {peak.label}")
 
@@ -196,7 +202,7 @@ def _column_total(
         draw_peak(columns.canvas, x, y, total)
         shown = f"peak {format_bytes(total, UNIT, digits)}"
         size = 13.0
-        y = y - 9
+        y -= 9
     half = text_width(shown, size, bold=is_peak) / 2
     x = min(max(x, columns.left + half), columns.canvas.width - 6 - half)
     look = {"fill": OVER if is_over else INK, "font_weight": "bold" if is_peak else None}
@@ -204,17 +210,14 @@ def _column_total(
 
 
 def _column_names(columns: _Columns, rows: Sequence[MemoryBreakdown]) -> int:
-    """Writes the names below the columns and the phases above; returns how many lines
-    the longest name takes.
-    """
+    """Writes names below the columns and phases above; returns how many lines the longest name takes."""
     canvas = columns.canvas
     names = [LABELS.get(moment.label, moment.label.removeprefix("backward of the ")) for moment in rows]
     wrapped = [wrap(name, 11.5, columns.slot - 2) for name in names]
     for index, lines in enumerate(wrapped):
+        x = columns.center(index)
         for line, text in enumerate(lines):
-            canvas.text(
-                columns.center(index), columns.bottom + 16 + 14 * line, text, 11.5, text_anchor="middle"
-            )
+            canvas.text(x, columns.bottom + 16 + 14 * line, text, 11.5, text_anchor="middle")
     for phase, members in groupby(range(len(rows)), lambda index: rows[index].phase):
         inside = list(members)
         left = columns.center(inside[0]) - columns.slot / 2
@@ -235,8 +238,9 @@ def _step_alt(
     )
     room = format_bytes(card.room, UNIT, digits)
     above = sum(moment.total > card.room for moment in rows)
-    rise = f"{above or 'none'} of the {len(rows)} columns {'rises' if above == 1 else 'rise'} above that"
+    verb = "rises" if above == 1 else "rise"
+    rise = f"{above or 'none'} of the {len(rows)} columns {verb} above that"
     return (
-        f"{title}. Columns stacked by kind of memory, in {UNIT}: {told}. At the peak: {parts}. A program gets"
-        f" {room} of {named(card)}; {rise}."
+        f"{title}. Columns stacked by kind of memory, in {UNIT}: {told}. At the peak: {parts}."
+        f" A program gets {room} of {named(card)}; {rise}."
     )

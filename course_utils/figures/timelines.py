@@ -60,16 +60,14 @@ def timeline(
     capacity_label: str = "",
     letters: Mapping[str, int] | None = None,
 ) -> Figure:
-    """Memory by kind after each allocation and free, with the phases of each step and the peak named in the
-    picture.
+    """Memory by kind after each allocation and free, with names of the steps, their phases and the peak.
 
     `steps` picks training steps (1 is the first); without it everything is shown, set-up included. `letters`
     names moments, by how many events have happened, with a pin on the axis. Raises ValueError for what was
     not measured.
     """
     first, last = _window(measurement, steps)
-    curves = {kind: [0, *curve] for kind, curve in measurement.timeline.curves().items()}
-    curves = {kind: curves[kind] for kind in TIMELINE_ORDER if any(curves.get(kind, ())[first : last + 1])}
+    curves = _shown_curves(measurement, first, last)
     totals = [sum(at) for at in zip(*curves.values(), strict=True)]
     peak = measurement.peak_event
     if not first <= peak <= last or totals[peak] < max(totals[first : last + 1]):
@@ -84,21 +82,22 @@ def timeline(
     knots = _knots(measurement, first, last, left, right)
     seen = _widened(knots, peak, last)
     view = _View(
-        canvas,
-        left,
-        right,
-        0.0,
-        PLOT_HEIGHT,
-        largest,
-        measurement,
-        first,
-        last,
-        seen,
-        unit,
-        curves,
-        kept,
-        peak,
+        canvas=canvas,
+        left=left,
+        right=right,
+        top=0.0,
+        bottom=PLOT_HEIGHT,
+        largest=largest,
+        measurement=measurement,
+        first=first,
+        last=last,
+        knots=seen,
+        unit=unit,
+        curves=curves,
+        kept=kept,
+        peak=peak,
     )
+    # The head decides where the plot begins. Which names need a legend does not depend on that.
     top = view.head(title)
     view = replace(view, top=top, bottom=top + PLOT_HEIGHT)
     view.axes([count for count, _ in knots])
@@ -111,10 +110,18 @@ def timeline(
     view.name_peak(totals[peak], (view.y(limit), taken) if limit else None)
     view.letters(letters or {}, totals)
     alt = view.alt(title, totals, peak)
-    end = canvas.note(str(measurement.provenance), view.bottom + 62)
+    provenance = str(measurement.provenance)
+    end = canvas.note(provenance, view.bottom + 62)
     limits = [(limit_name, limit / UNITS[unit], "-")] if limit else []
-    onto = partial(view.onto, {view.told_peak(totals[peak]): peak, **(letters or {})}, limits)
-    return Figure(canvas.svg(end - 2, title, alt), alt, chart=Chart(title, str(measurement.provenance), onto))
+    notes = {view.told_peak(totals[peak]): peak, **(letters or {})}
+    chart = Chart(title, provenance, partial(view.onto, notes, limits))
+    return Figure(canvas.svg(end - 2, title, alt), alt, chart=chart)
+
+
+def _shown_curves(measurement: Measurement, first: int, last: int) -> dict[str, list[int]]:
+    """Bytes by kind after each event, from the bottom up, of the kinds that are there in what is shown."""
+    curves = {kind: [0, *curve] for kind, curve in measurement.timeline.curves().items()}
+    return {kind: curves[kind] for kind in TIMELINE_ORDER if any(curves.get(kind, ())[first : last + 1])}
 
 
 @dataclass(frozen=True)
@@ -142,41 +149,42 @@ class _View(Plot):
         end, right = self.knots[index]
         return left + (right - left) * (count - start) / max(1, end - start)
 
-    def spans(self, name: Callable[[Mark], Name]) -> list[tuple[int, int, Name]]:
-        return _spans(self.measurement, self.first, self.last, name)
+    def phase_spans(self) -> list[tuple[int, int, tuple[int, str]]]:
+        """Start and end of each phase shown, with its step and name."""
+        return _spans(self.measurement, self.first, self.last, lambda mark: (mark.step, mark.phase))
+
+    def step_spans(self) -> list[tuple[int, int, int]]:
+        """Start and end of each step shown, with its number."""
+        return _spans(self.measurement, self.first, self.last, lambda mark: mark.step)
 
     def head(self, title: str) -> float:
-        """Draws title and, for areas too small for a name inside, a legend; returns the y where the plot
-        begins.
-        """
+        """Draws title and a legend of areas without room for a name; returns the y where the plot begins."""
         y = self.canvas.title(title)
         places = self.places()
-        tallest = {kind: max(curve[count] for count in self.kept) for kind, curve in self.curves.items()}
-        small = [
-            kind
-            for kind, size in tallest.items()
-            if places[kind] is None and PLOT_HEIGHT * size >= self.largest
-        ]
-        parts = [Segment(words(kind), 1, kind) for kind in small]
-        return 48 + (
-            draw_legend(self.canvas, parts, y + 6, self.unit, 0, values=False, left=self.left) if small else y
-        )
+        small = list[Segment]()
+        for kind, curve in self.curves.items():
+            tallest = max(curve[count] for count in self.kept)
+            is_visible = PLOT_HEIGHT * tallest >= self.largest  # a pixel high
+            if places[kind] is None and is_visible:
+                small.append(Segment(words(kind), 1, kind))
+        if small:
+            y = draw_legend(self.canvas, small, y + 6, self.unit, 0, values=False, left=self.left)
+        return 48 + y
 
     def onto(self, notes: Mapping[str, int], limits: Sequence[tuple[str, float, str]], ax: "Axes") -> None:
         """The same areas by matplotlib; each of the `notes` is at an event count."""
         shown = range(self.first, self.last + 1)
         one = UNITS[self.unit]
-        curves = self.curves
         areas = {
-            words(kind): ([curve[at] / one for at in shown], COLOURS[kind]) for kind, curve in curves.items()
+            words(kind): ([curve[at] / one for at in shown], COLOURS[kind])
+            for kind, curve in self.curves.items()
         }
-        spans = [
-            (start, end, phase, True) for start, end, (_, phase) in self.spans(lambda m: (m.step, m.phase))
-        ]
-        spans += [
-            (start, end, step_name(step), False) for start, end, step in self.spans(lambda mark: mark.step)
-        ]
-        places = [(name, at, sum(curve[at] for curve in curves.values()) / one) for name, at in notes.items()]
+        spans = [(start, end, phase, True) for start, end, (_, phase) in self.phase_spans()]
+        spans += [(start, end, step_name(step), False) for start, end, step in self.step_spans()]
+        places = list[tuple[str, int, float]]()
+        for name, at in notes.items():
+            total = sum(curve[at] for curve in self.curves.values())
+            places.append((name, at, total / one))
         draw_areas(ax, shown, areas, spans, places, f"{self.unit} allocated", limits)
 
     def axes(self, counts: Sequence[int]) -> None:
@@ -187,21 +195,22 @@ class _View(Plot):
             if all(abs(x - self.x(other)) > 60 for other in shown):
                 shown.append(count)
         for count in sorted(shown):
-            self.canvas.line(self.x(count), self.bottom, self.x(count), self.bottom + 5, RULE)
-            self.canvas.text(self.x(count), self.bottom + 20, number(count), 12, QUIET, text_anchor="middle")
-        label = f"{EVENTS}{'' if self.canvas.narrow else ' (short phases drawn wider)'}"
-        self.canvas.text(
-            (self.left + self.right) / 2, self.bottom + 40, label, 12, QUIET, text_anchor="middle"
-        )
-        self.canvas.upright(
-            14 if self.canvas.narrow else 20, (self.top + self.bottom) / 2, f"{self.unit} allocated"
-        )
+            x = self.x(count)
+            self.canvas.line(x, self.bottom, x, self.bottom + 5, RULE)
+            self.canvas.text(x, self.bottom + 20, number(count), 12, QUIET, text_anchor="middle")
+        label = EVENTS if self.canvas.narrow else f"{EVENTS} (short phases drawn wider)"
+        middle = (self.left + self.right) / 2
+        self.canvas.text(middle, self.bottom + 40, label, 12, QUIET, text_anchor="middle")
+        x = 14 if self.canvas.narrow else 20
+        self.canvas.upright(x, (self.top + self.bottom) / 2, f"{self.unit} allocated")
 
     def phases(self) -> None:
-        for start, end, (_, phase) in self.spans(lambda mark: (mark.step, mark.phase)):
-            self.span(start, end, PHASE_WORDS.get(phase, (phase,)), 5, 11, QUIET, "#C9C9C9", data_phase=phase)
-        for start, end, step in self.spans(lambda mark: mark.step):
-            self.span(start, end, (step_name(step), f"{step}" if step else ""), 23, 12, INK, "#7A7A7A")
+        for start, end, (_, phase) in self.phase_spans():
+            names = PHASE_WORDS.get(phase, (phase,))
+            self.span(start, end, names, 5, 11, QUIET, "#C9C9C9", data_phase=phase)
+        for start, end, step in self.step_spans():
+            names = (step_name(step), str(step) if step else "")
+            self.span(start, end, names, 23, 12, INK, "#7A7A7A")
 
     def span(
         self,
@@ -214,33 +223,39 @@ class _View(Plot):
         rule: str,
         **more: str,
     ) -> None:
+        """Draws a line where a span starts, and the first of its `names` that has room."""
         left = self.x(start)
         right = self.x(end)
-        self.canvas.line(left, self.top - above - (11 if size == 11 else 13), left, self.bottom, rule, **more)
+        is_phase = size == 11
+        reach = 11 if is_phase else 13
+        self.canvas.line(left, self.top - above - reach, left, self.bottom, rule, **more)
         shown = next((name for name in names if text_width(name, 11) <= right - left), "")
-        bold = None if size == 11 else "bold"
+        bold = None if is_phase else "bold"
         middle = (left + right) / 2
         self.canvas.text(middle, self.top - above, shown, size, ink, text_anchor="middle", font_weight=bold)
 
     def edges(self) -> dict[str, list[int]]:
         """The upper edge of each kind's area, in bytes, at the counts that are drawn."""
         edges = {}
-        below = [0] * len(self.kept)
+        edge = [0] * len(self.kept)
         for kind, curve in self.curves.items():
-            below = edges[kind] = [low + curve[count] for low, count in zip(below, self.kept, strict=True)]
+            edge = [below + curve[count] for below, count in zip(edge, self.kept, strict=True)]
+            edges[kind] = edge
         return edges
 
     def areas(self) -> None:
-        """Draws each area down to the axis, the topmost first, so that the next covers all but its band; then
-        names.
+        """Draws each area down to the axis, the topmost first, so that the next covers all but its band.
+
+        Then names.
         """
-        one = UNITS[self.unit]
-        digits = digits_for(round(self.largest), self.unit) + 1
-        told = {"one": one, "unit": self.unit, "digits": digits, "scale": self.largest / PLOT_HEIGHT / 100}
-        told |= {
+        told = {
+            "one": UNITS[self.unit],
+            "unit": self.unit,
+            "digits": digits_for(round(self.largest), self.unit) + 1,
+            "scale": self.largest / PLOT_HEIGHT / 100,
             "top": short(self.top),
             "high": short(PLOT_HEIGHT),
-            "knots": [[n, round(x, 1)] for n, x in self.knots],
+            "knots": [[count, round(x, 1)] for count, x in self.knots],
         }
         data = " ".join(f'data-{name}="{value}"' for name, value in told.items())
         self.canvas.shapes.append(f'<g transform="matrix(.1 0 0 -.01 0 {short(self.bottom)})" {data}>')
@@ -256,28 +271,23 @@ class _View(Plot):
                 self.canvas.text(place[0], place[1] + 4, words(kind), 12.5, **look)
 
     def area(self, edge: Sequence[int]) -> str:
-        """The outline of an area as steps: in tenths of a pixel to the right, in
-        hundredths from the axis up.
-        """
+        """The outline of an area as steps: tenths of a pixel to the right, hundredths up from the axis."""
         points = []
         for count, size in zip(self.kept, edge, strict=True):
             height = round(100 * PLOT_HEIGHT * size / self.largest)
             points.append((round(10 * self.x(count)), height))
             if count == self.peak < self.last:
                 points.append((round(10 * self.x(count + 1)), height))
+        # A point as high as both of its neighbors adds nothing.
         inner = [
             b for a, b, c in zip(points, points[1:], points[2:], strict=False) if not a[1] == b[1] == c[1]
         ]
         outline = [(points[0][0], 0), points[0], *inner, points[-1], (points[-1][0], 0)]
-        steps = (
-            f"{x - before}{' ' * (y >= under)}{y - under}" for (before, under), (x, y) in pairwise(outline)
-        )
+        steps = (_step(x - before, y - under) for (before, under), (x, y) in pairwise(outline))
         return f"m{outline[0][0]} 0l{' '.join(steps)}z"
 
     def places(self) -> dict[str, tuple[float, float] | None]:
-        """The center of the roomiest spot for each area's name, in pixels, or None where no spot is high
-        enough.
-        """
+        """The center of the roomiest spot for each area's name, in pixels; None where none is high enough."""
         xs = [self.x(count) for count in self.kept]
         places = {}
         low = [self.y(0)] * len(xs)
@@ -288,8 +298,9 @@ class _View(Plot):
         return places
 
     def name_peak(self, size: int, limit: tuple[float, float] | None) -> None:
-        """Marks and names the peak, clear of the capacity's line: `limit` is its y and the x where its name
-        ends.
+        """Marks and names the peak, clear of the capacity's line.
+
+        `limit` is the line's y, and the x where its name ends.
         """
         label = self.told_peak(size)
         x = (self.x(self.peak) + self.x(min(self.peak + 1, self.last))) / 2
@@ -298,8 +309,11 @@ class _View(Plot):
         draw_peak(self.canvas, x, y, size)
         middle = min(max(x, self.left + half), self.right - half)
         base = y - 13
-        if limit and base - 14 < limit[0] < base + 5 and middle - half > limit[1]:
-            base = limit[0] - 7
+        if limit:
+            line, taken = limit
+            crosses = base - 14 < line < base + 5
+            if crosses and middle - half > taken:
+                base = line - 7
         self.canvas.halo_text(middle, base, label, 13, text_anchor="middle", font_weight="bold")
 
     def letters(self, letters: Mapping[str, int], totals: Sequence[int]) -> None:
@@ -320,15 +334,15 @@ class _View(Plot):
         return f"peak {format_bytes(size, self.unit, digits_for(size, self.unit))}{self.where(self.peak)}"
 
     def where(self, count: int) -> str:
-        """The phase of the event that reached the peak: " in loss, step 2"; the step only where several are
-        shown.
-        """
+        """The phase of the event that reached the peak: " in loss", and ", step 2" if several are shown."""
         before = [mark for mark in self.measurement.timeline.marks if mark.event < count]
         if not before:
             return " in set-up"
         mark = max(before, key=lambda mark: mark.event)
-        several = len({step for _, _, step in self.spans(lambda mark: mark.step)}) > 1
-        return f" in {mark.phase}" + (f", step {mark.step}" if several else "")
+        several = len({step for _, _, step in self.step_spans()}) > 1
+        if several:
+            return f" in {mark.phase}, step {mark.step}"
+        return f" in {mark.phase}"
 
     def alt(self, title: str, totals: Sequence[int], peak: int) -> str:
         digits = digits_for(totals[peak], self.unit)
@@ -338,9 +352,15 @@ class _View(Plot):
         )
         return (
             f"{stop(title)} Areas by kind of memory over {self.last - self.first:,} allocations and frees."
-            f" The peak is {self.told_peak(totals[peak]).removeprefix('peak ')}: {parts}. It ends at"
-            f" {format_bytes(totals[self.last], self.unit, digits)}. {self.measurement.provenance}."
+            f" The peak is {self.told_peak(totals[peak]).removeprefix('peak ')}: {parts}."
+            f" It ends at {format_bytes(totals[self.last], self.unit, digits)}."
+            f" {self.measurement.provenance}."
         )
+
+
+def _step(right: int, up: int) -> str:
+    """A step of a path: two numbers, where the sign of the second is all that has to part them."""
+    return f"{right} {up}" if up >= 0 else f"{right}{up}"
 
 
 def step_name(step: int) -> str:
@@ -366,10 +386,12 @@ def _window(measurement: Measurement, steps: Sequence[int] | None) -> tuple[int,
 def _knots(
     measurement: Measurement, first: int, last: int, left: float, right: float
 ) -> list[tuple[int, float]]:
+    """The counts at which phases begin, and their x: wider than a phase's share where it is short."""
     spans = _spans(measurement, first, last, lambda mark: (mark.step, mark.phase))
     counts = sorted({first, *(start for start, _, _ in spans), last})
     shares = [end - start for start, end in pairwise(counts)]
     least = min(NARROWEST, (right - left) / 3 / max(1, len(shares)))
+    # Short phases get `least`. That is too much in all, so what others have beyond `least` is scaled down.
     wide = [max(least, (right - left) * share / max(1, last - first)) for share in shares]
     spare = right - left - least * len(wide)
     beyond = sum(width - least for width in wide) or 1.0
@@ -393,9 +415,7 @@ def _widened(knots: list[tuple[int, float]], peak: int, last: int) -> list[tuple
 def _spans(
     measurement: Measurement, first: int, last: int, name: Callable[[Mark], Name]
 ) -> list[tuple[int, int, Name]]:
-    """Start and end of each named stretch between two counts; what comes before the
-    first mark has no name.
-    """
+    """Start and end of each named stretch between two counts; none has what comes before the first mark."""
     marks = sorted(measurement.timeline.marks, key=lambda mark: mark.event)
     starts = [(next(members).event, called) for called, members in groupby(marks, name)]
     ends = [*(start for start, _ in starts[1:]), len(measurement.timeline)]
@@ -427,14 +447,17 @@ def thin(
 def _roomiest(
     xs: Sequence[float], low: Sequence[float], high: Sequence[float], width: float
 ) -> tuple[float, float] | None:
-    """The center of the best place for a box of `width` and a line's height between two edges, in pixels
-    downward.
+    """The center of the best place for a box of `width` and a line's height between two edges.
+
+    All are in pixels, downward, so the `low` edge is the larger number.
     """
-    best = (16.0, None)
+    roomiest = 16.0  # a line's height
+    center: tuple[float, float] | None = None
     for start in range(int(xs[0]), int(xs[-1] - width), 4):
         inside = slice(max(0, bisect_left(xs, start) - 1), bisect_left(xs, start + width) + 1)
         floor = min(low[inside])
         roof = max(high[inside])
-        if floor - roof > best[0]:
-            best = (floor - roof, (start + width / 2, (floor + roof) / 2))
-    return best[1]
+        if floor - roof > roomiest:
+            roomiest = floor - roof
+            center = (start + width / 2, (floor + roof) / 2)
+    return center
