@@ -143,7 +143,8 @@ def test_a_quiz_is_taken_by_keyboard_and_answers_at_once(playground: browser.Pag
 def test_the_explorer_is_used_by_keyboard_alone(playground: browser.Page) -> None:
     """Arrows move a slider, Tab goes to the changes in their order, Enter applies one, the focus stays."""
     page = cell(playground, EXPLORER)
-    press, here = playground.keyboard.press, "document.activeElement.innerText"
+    press = playground.keyboard.press
+    here = "document.activeElement.innerText"
     page.get_by_role("button", name="Start over").click()
     page.get_by_role("status").filter(has_text="Does not fit an RTX5090-32GB by 100.77 GB").wait_for()
     page.locator(browser.SLIDER).first.focus()
@@ -245,7 +246,8 @@ def test_a_demo_takes_the_keyboard_and_goes_on_with_one_key_a_step(
     server: browser.Server, playground: browser.Page
 ) -> None:
     """As on a stage: run the cell, touch no mouse. Text and picture fit a projector's 1280 by 720."""
-    code, page = "from course_utils.demos import demo\ndemo('fragmentation')", playground
+    page = playground
+    code = "from course_utils.demos import demo\ndemo('fragmentation')"
     write(server, "stage.ipynb", nbformat.v4.new_code_cell(code))
     page.set_viewport_size({"width": 1280, "height": 720})
     with browser.opened(page, "stage.ipynb"):

@@ -170,7 +170,8 @@ def test_a_lesson_begins_and_ends_with_where_it_is_and_the_ways_on() -> None:
 
 
 def test_code_that_only_draws_is_folded_and_a_machine_is_forgotten(tmp_path: Path) -> None:
-    drawing, machine = (LESSON.replace("nbval-ignore-output", tag) for tag in (FOLDED_CODE, THIS_MACHINE))
+    drawing = LESSON.replace("nbval-ignore-output", FOLDED_CODE)
+    machine = LESSON.replace("nbval-ignore-output", THIS_MACHINE)
     folded = drafts(tmp_path, write_source(tmp_path, "notebooks", drawing))[0].notebook.cells
     assert [cell.metadata.get("jupyter") for cell in folded[:3]] == [None, None, {"source_hidden": True}]
     build(tmp_path, write_source(tmp_path, "notebooks", machine))
@@ -181,7 +182,8 @@ def test_code_that_only_draws_is_folded_and_a_machine_is_forgotten(tmp_path: Pat
 def test_text_alone_is_renewed_without_running_anything(course: Path, tmp_path: Path) -> None:
     """By a build of any lesson. Code that has moved on, and a learner's work, are left as they are."""
     shutil.copytree(course, tmp_path, dirs_exist_ok=True)
-    lesson, solved = (tmp_path / folder / "01_first.ipynb" for folder in ("notebooks", "solutions"))
+    lesson = tmp_path / "notebooks" / "01_first.ipynb"
+    solved = tmp_path / "solutions" / "01_first.ipynb"
     before = read_notebook(lesson)
     write_source(tmp_path, "notebooks", LESSON.replace("# # A lesson", "# # A lesson, told anew"))
     renew_text(tmp_path)
@@ -333,7 +335,8 @@ def test_lesson_may_be_named_in_several_ways(course: Path, name: str) -> None:
 
 
 def test_a_lesson_with_a_letter_is_another_one(tmp_path: Path) -> None:
-    first, second = (write_source(tmp_path, "notebooks", LESSON, name) for name in ("07_first", "07b_second"))
+    first = write_source(tmp_path, "notebooks", LESSON, "07_first")
+    second = write_source(tmp_path, "notebooks", LESSON, "07b_second")
     assert find_sources(tmp_path, []) == [first, second]
     assert find_sources(tmp_path, ["07"]) == [first]
     assert find_sources(tmp_path, ["07b"]) == [second]

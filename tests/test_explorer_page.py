@@ -212,14 +212,17 @@ def test_a_link_says_what_differs_and_is_read_again_but_for_what_is_not_offered(
 
 def test_the_browser_computes_the_same_to_the_byte(page: Page) -> None:
     dice = random.Random(9)
-    runs = list[str]()
-    not_runs = list[str]()
+    runs: list[str] = []
+    not_runs: list[str] = []
     sharded = [{"world_size": "8", "zero_stage": stage, "precision": "bf16"} for stage in "123"]
     while len(runs) < 63:
         drawn = {control.name: str(dice.choice(control.values)) for control in dice.sample(CONTROLS, 5)}
         kinds = ({}, *sharded, {"trained": "lora-16"}, {"trained": "lora-8"}, {"trained": "lora-4"})
         choice = json.dumps(json.loads(FIRST) | drawn | kinds[len(runs) % 7])
-        (runs if "stack" in json.loads(dashboard_page.draw(choice)) else not_runs).append(choice)
+        if "stack" in json.loads(dashboard_page.draw(choice)):
+            runs.append(choice)
+        else:
+            not_runs.append(choice)
     asked = runs + not_runs[:10]
     there = page.evaluate("(asked) => asked.map((chosen) => explorer.formulas.draw(chosen))", asked)
     assert there == [dashboard_page.draw(one) for one in asked]
@@ -231,7 +234,8 @@ def test_keys_alone_are_enough_and_the_picture_follows_at_once(fresh: Page) -> N
     assert verdict(fresh).startswith("Does not fit an RTX5090-32GB by")
     before = fresh.locator("#stack").inner_html()
     times = [key_times(fresh, "micro_batch", key) for key in 5 * ("ArrowLeft", "ArrowRight")]
-    clock, processor = (min(one[which] for one in times) for which in (0, 1))
+    clock = min(one for one, _ in times)
+    processor = min(one for _, one in times)
     print(f"key to picture: {clock:.0f} ms, of them the page's own processor time {processor:.0f} ms")
     assert fresh.locator("#stack").inner_html() == before
     fresh.keyboard.press("Home")

@@ -210,7 +210,8 @@ class Kernel:
         interrupted = False
         while True:
             message = self.client.get_iopub_msg(timeout=300)
-            kind, content = message["msg_type"], message["content"]
+            kind = message["msg_type"]
+            content = message["content"]
             if message["parent_header"].get("msg_id") != asked:
                 continue
             if kind == "status" and content["execution_state"] == "idle":
@@ -241,10 +242,10 @@ def containing(words: str) -> Callable[[str], bool]:
 
 def read(printed: str) -> str:
     """What is left of it on a page: a backspace takes back a character."""
-    shown = list[str]()
+    shown = ""
     for letter in printed:
-        shown = shown[:-1] if letter == "\b" else [*shown, letter]
-    return "".join(shown).rstrip(" ")
+        shown = shown[:-1] if letter == "\b" else shown + letter
+    return shown.rstrip(" ")
 
 
 def test_a_name_of_a_cell_above_is_told_before_anything_is_imported(kernel: Kernel) -> None:

@@ -341,9 +341,8 @@ def test_published_steps_are_compared_by_the_moment_that_was_published_and_the_r
     live, ten = "rasbt-gpt124m-00-orig-live", "rasbt-gpt124m-00-orig"
     moments = {"start": [1, 1], "peak": [1000, 2000], "end": [100, 2000]}
     said = moments | {"peak": [990, 2020], "end": [100, 2000]}
-    parts = {f"said {name}": said for name in (live, ten)} | {
-        f"counted {name}": moments for name in (live, ten)
-    }
+    parts = {f"said {name}": said for name in (live, ten)}
+    parts |= {f"counted {name}": moments for name in (live, ten)}
     failed = {"said ao-vitb-adam-torch": said, "counted ao-vitb-adam-torch": {"error": "RuntimeError: none"}}
     shipped(line("published: x", "published", parts | failed))
     [table] = gpu_published_tables()
