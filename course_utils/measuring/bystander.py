@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from multiprocessing.process import BaseProcess
@@ -54,9 +54,8 @@ SAFETENSORS = ("save_file", "serialize_file")
 
 AVAILABLE = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup/memory.max")
-KEPT_FREE = (
-    0.1  # Part of the host's free memory that a script may not take, or the machine would begin to swap
-)
+# Part of the host's free memory that a script may not take, or the machine would begin to swap
+KEPT_FREE = 0.1
 
 
 class NotAllowed(PermissionError):
@@ -70,7 +69,8 @@ class Elsewhere:
         self.folder = os.path.realpath(folder)
         self.written: dict[str, None] = {}
         self.kept: dict[str, None] = {}
-        self.stat, self.mkdir = os.stat, os.makedirs
+        self.stat = os.stat  # the genuine one: the name is replaced while a script is watched
+        self.mkdir = os.makedirs
 
     def exists(self, path: str) -> bool:
         with suppress(OSError):
@@ -109,10 +109,14 @@ class Elsewhere:
 
     def open(self, original: Callable[..., Any], path: Any, how: Any = "r", *args: Any, **kwargs: Any) -> Any:
         mode = kwargs.pop("flags" if original is ORIGINAL_OS_OPEN else "mode", how)
-        writes = mode & WRITES if isinstance(mode, int) else set(mode) & set("wxa+")
+        if isinstance(mode, int):
+            writes = bool(mode & WRITES)
+            whole = bool(mode & os.O_TRUNC)
+        else:
+            writes = bool(set(mode) & set("wxa+"))
+            whole = bool(set(mode) & set("wx"))
         if not writes or kwargs.get("dir_fd") is not None:
             return original(self.reading(path), mode, *args, **kwargs)
-        whole = bool(mode & os.O_TRUNC if isinstance(mode, int) else set(mode) & set("wx"))
         if not isinstance(path, int) and self.exists(path) and "x" in str(mode):
             raise FileExistsError(f"{path} already exists")
         return original(self.writing(path, whole), mode, *args, **kwargs)
@@ -124,7 +128,9 @@ class Elsewhere:
     def delete(self, original: Callable[..., Any], path: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("dir_fd") is not None or self.is_own(path):
             return original(path, *args, **kwargs)
-        return None if self._keep(path) else original(self.shadow(path), *args, **kwargs)
+        if self._keep(path):
+            return None
+        return original(self.shadow(path), *args, **kwargs)
 
     def rename(self, original: Callable[..., Any], source: Any, target: Any, **kwargs: Any) -> None:
         self._keep(source)
@@ -138,45 +144,49 @@ class Elsewhere:
         return users
 
     def replacements(self) -> Iterator[tuple[Any, str, Any]]:
-        """Each function of Python's that reads, writes or deletes by a path: its owner, its name, what
-        replaces it.
-        """
+        """Python's functions that read, write or delete by a path: owner, name and replacement of each."""
         for owner, original in ((builtins, builtins.open), (io, builtins.open), (os, os.open)):
             yield owner, "open", partial(self.open, original)
         ways = {self.read: READING, self.change: CHANGING, self.delete: DELETING, self.rename: RENAMING}
         for way, names in ways.items():
-            yield from ((os, name, partial(way, getattr(os, name))) for name in names)
+            for name in names:
+                yield os, name, partial(way, getattr(os, name))
         yield shutil, "rmtree", partial(self.delete, shutil.rmtree)
         yield torch, "save", _left_empty
         if find_spec("safetensors"):
-            yield from ((import_module("safetensors.torch"), name, _left_empty) for name in SAFETENSORS)
+            for name in SAFETENSORS:
+                yield import_module("safetensors.torch"), name, _left_empty
         yield BaseProcess, "start", lambda *_: _refuse("starts a process, but only one can be watched")
 
     def audit(self, event: str, args: tuple[Any, ...]) -> None:
         """Raise NotAllowed for what is not done while a script is watched."""
         if event in PROCESSES:
             _refuse(f"starts a process ({event}), but only one can be watched")
-        if event in NETWORK and not (event == "socket.connect" and isinstance(args[1], (str, bytes))):
-            where = args[0] if event != "socket.connect" else args[1][0]
+        within_the_machine = event == "socket.connect" and isinstance(args[1], (str, bytes))
+        if event in NETWORK and not within_the_machine:
+            where = args[1][0] if event == "socket.connect" else args[0]
             _refuse(
                 f"asks the network for {where!s:.80}, closed while a script is watched: download it before"
             )
         writes = event == "open" and isinstance(args[2], int) and args[2] & WRITES
-        # of rmtree, which was let in
+        changes = writes or event in AUDITED
+        # by an open folder's number: of rmtree, which was let in
         in_folder = event in ("os.remove", "os.rmdir", "os.mkdir") and args[-1] >= 0
-        named = isinstance(args[0] if args else None, (str, bytes))
-        if (writes or event in AUDITED) and named and not in_folder and not self.is_own(args[0]):
+        named = bool(args) and isinstance(args[0], (str, bytes))
+        if changes and named and not in_folder and not self.is_own(args[0]):
             _refuse(f"would change {os.fsdecode(args[0])!r}, but a watched script must not change your files")
 
     def notes(self) -> Iterator[str]:
         """Sentences about files that were written or deleted elsewhere."""
-        for paths, what in (
-            (self.written, "written to a temporary folder, now deleted"),
-            (self.kept, "not deleted"),
-        ):
-            if paths:
-                more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
-                yield f"{what}: {', '.join(list(paths)[:3])}{more}"
+        if self.written:
+            yield f"written to a temporary folder, now deleted: {_first_three(self.written)}"
+        if self.kept:
+            yield f"not deleted: {_first_three(self.kept)}"
+
+
+def _first_three(paths: dict[str, None]) -> str:
+    more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
+    return f"{', '.join(list(paths)[:3])}{more}"
 
 
 ORIGINAL_OS_OPEN = os.open
@@ -198,12 +208,16 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
         _watching[-1].audit(event, args)
 
 
+@cache
+def _add_hook() -> None:
+    """Once per process: an audit hook stays to its end."""
+    sys.addaudithook(_hook)
+
+
 @contextmanager
 def nothing_changed() -> Iterator[Elsewhere]:
     """Inside, files are written elsewhere; processes and the network raise NotAllowed."""
-    if not getattr(_hook, "added", False):  # an audit hook stays to the end of the process
-        sys.addaudithook(_hook)
-        vars(_hook)["added"] = True
+    _add_hook()
     with tempfile.TemporaryDirectory(prefix="watched-") as folder, ExitStack() as stack:
         elsewhere = Elsewhere(folder)
         for owner, name, replacement in list(elsewhere.replacements()):
@@ -219,9 +233,8 @@ def free_bytes() -> int | None:
     """Bytes of host memory that can be taken before the machine swaps; None where the system does not say."""
     if not AVAILABLE.exists():
         return None
-    free = next(
-        int(line.split()[1]) * 1024 for line in AVAILABLE.read_text().splitlines() if "MemAvailable" in line
-    )
+    lines = AVAILABLE.read_text().splitlines()
+    free = next(int(line.split()[1]) * 1024 for line in lines if "MemAvailable" in line)
     limit = CGROUP.read_text().strip() if CGROUP.exists() else "max"
     return free if limit == "max" else min(free, int(limit))
 
@@ -236,7 +249,8 @@ def memory_limited() -> Iterator[None]:
     import resource  # Unix alone has it
 
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    used = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    data_pages = int(Path("/proc/self/statm").read_text().split()[5])
+    used = data_pages * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_DATA, (used + int(free * (1 - KEPT_FREE)), before[1]))
     try:
         yield

@@ -1,6 +1,4 @@
-"""Carrying a learner's model, optimizer and batch over to a device: a copy, with a
-stand-in for each tensor.
-"""
+"""Copying a learner's model, optimizer and batch to a device, with a stand-in for each tensor."""
 
 import copy
 import inspect
@@ -27,9 +25,7 @@ CHANGING = (torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler)
 
 @dataclass(frozen=True)
 class OwnStep:
-    """A step with what it works on, as handed over or as carried to a device; `workspaces` are cuBLAS's, if
-    counted.
-    """
+    """A step with what it works on, handed over or carried; `workspaces` are cuBLAS's, if counted."""
 
     step: Callable[..., Any]
     model: torch.nn.Module
@@ -46,15 +42,15 @@ class OwnStep:
     def optimizers(self) -> list[torch.optim.Optimizer]:
         if self.optimizer is None:
             return []
-        return list(self.optimizer) if isinstance(self.optimizer, (list, tuple)) else [self.optimizer]
+        if isinstance(self.optimizer, (list, tuple)):
+            return list(self.optimizer)
+        return [self.optimizer]
 
     def advance(self) -> Any:
         return self.step(*self.arguments)
 
     def named_states(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The optimizers' tensors, as in ("exp_avg of head.weight", tensor), or ("exp_avg", …) of no
-        parameter.
-        """
+        """The optimizers' tensors: ("exp_avg of head.weight", tensor), or ("exp_avg", …) of no parameter."""
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         for optimizer in self.optimizers:
             for name, value in named_states_of(optimizer, names):
@@ -92,17 +88,18 @@ def _short(thing: Any) -> str:
 def _check_model(model: torch.nn.Module) -> None:
     for name, module in model.named_modules():
         if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
+            which = f"part {name} of the model" if name else "the model"
             raise ValueError(
-                f"{f'part {name} of the model' if name else 'the model'} is compiled, and then other tensors"
-                " are kept than your code makes: hand over a model on which neither torch.compile nor"
-                " .compile() was called"
+                f"{which} is compiled, and then other tensors are kept than your code makes:"
+                " hand over a model on which neither torch.compile nor .compile() was called"
             )
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(tensor):
             raise ValueError(f"{name} has no shape yet: run the model once before it is measured")
-        plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-        if tensor.layout is not torch.strided or not plain:
-            kind = tensor.layout if tensor.layout is not torch.strided else type(tensor).__name__
+        dense = tensor.layout is torch.strided
+        ordinary = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+        if not dense or not ordinary:
+            kind = type(tensor).__name__ if dense else tensor.layout
             raise ValueError(
                 f"{name} is a {kind}: only ordinary, dense tensors are carried over to the device"
             )
@@ -117,15 +114,13 @@ def _check_signature(own: OwnStep) -> None:
     except TypeError as error:
         name = getattr(own.step, "__name__", "step")
         raise TypeError(
-            f"{name}{signature} cannot be called as {name}({', '.join(names)}) ({error}): it is given copies"
-            " to work on, in this order, of what measure(…) was given"
+            f"{name}{signature} cannot be called as {name}({', '.join(names)}) ({error}):"
+            " it is given copies to work on, in this order, of what measure(…) was given"
         ) from None
 
 
 def _check_outside(step: Callable[..., Any]) -> None:
-    """Raise ValueError for a step that would change what it was not given: a scheduler, a scaler, an
-    optimizer.
-    """
+    """Raise ValueError for a step that changes a scheduler, scaler or optimizer that it was not given."""
     if not inspect.isfunction(step):  # of a method or a callable object nobody knows what it uses
         return
     used = {name: step.__globals__.get(name) for name in globals_used(step.__code__)}
@@ -141,8 +136,9 @@ def _check_outside(step: Callable[..., Any]) -> None:
 
 
 def carried_over(own: OwnStep, device: str, simulated: bool) -> OwnStep:
-    """A copy of `own` on `device`; what the model holds neither as parameter nor as buffer stays, as with
-    .to().
+    """A copy of `own` on `device`.
+
+    What the model holds neither as parameter nor as buffer stays where it is, as with .to().
     """
     memo: dict[int, Any] = {}
     for tensor, stays in _to_carry(own):
@@ -165,20 +161,17 @@ def _copied(name: str, thing: Any, memo: dict[int, Any]) -> Any:
     except torch.OutOfMemoryError:
         raise
     except (TypeError, RuntimeError) as error:
-        how = (
-            "batch=next(iter(loader))"
-            if name == "batch"
-            else "a model that keeps no tensor of an earlier step"
-        )
+        if name == "batch":
+            how = "batch=next(iter(loader))"
+        else:
+            how = "a model that keeps no tensor of an earlier step"
         raise ValueError(
             f"{name} is {_short(thing)} that cannot be copied ({error}): hand over {how}"
         ) from error
 
 
 def _to_carry(own: OwnStep) -> Iterator[tuple[torch.Tensor, bool]]:
-    """Each tensor that goes along, and whether it stays on the CPU, as torch's optimizers count their steps
-    there.
-    """
+    """Each tensor that goes along, and whether it stays on the CPU, where optimizers count their steps."""
     yield from ((tensor, False) for tensor in tensors_in(own.model, set()))
     for optimizer in own.optimizers:
         for group in optimizer.param_groups:
@@ -193,11 +186,8 @@ def _to_carry(own: OwnStep) -> Iterator[tuple[torch.Tensor, bool]]:
 
 def tensors_in(thing: Any, seen: set[int]) -> Iterator[torch.Tensor]:
     """Every tensor in containers, objects, modules (parameters and buffers) and optimizers, each once."""
-    if (
-        id(thing) in seen
-        or isinstance(thing, (str, bytes, int, float, type(None), type))
-        or inspect.isroutine(thing)
-    ):
+    holds_none = isinstance(thing, (str, bytes, int, float, type(None), type)) or inspect.isroutine(thing)
+    if holds_none or id(thing) in seen:
         return
     seen.add(id(thing))
     if isinstance(thing, torch.Tensor):
@@ -210,8 +200,10 @@ def tensors_in(thing: Any, seen: set[int]) -> Iterator[torch.Tensor]:
         inner = [*_parameters_of(thing), thing.state]
     elif isinstance(thing, Mapping):
         inner = thing.values()
+    elif isinstance(thing, CONTAINERS):
+        inner = thing
     else:
-        inner = thing if isinstance(thing, CONTAINERS) else _attributes(thing)
+        inner = _attributes(thing)
     for part in list(inner):
         yield from tensors_in(part, seen)
 
@@ -249,8 +241,9 @@ def _stand_in(tensor: torch.Tensor, device: str, simulated: bool) -> torch.Tenso
 
 
 def _copied_optimizer(optimizer: torch.optim.Optimizer, memo: dict[int, Any]) -> torch.optim.Optimizer:
-    """A copy with all attributes (torch keeps three), but without a scheduler's `step`, which steps the
-    original.
+    """A copy with all attributes, of which torch's own copy keeps three.
+
+    All but a scheduler's `step`, which would step the original.
     """
     made = optimizer.__class__.__new__(optimizer.__class__)
     memo[id(optimizer)] = made
@@ -262,9 +255,7 @@ def _copied_optimizer(optimizer: torch.optim.Optimizer, memo: dict[int, Any]) ->
 
 
 def _scheduled_step(optimizer: weakref.ref[torch.optim.Optimizer]) -> Callable[..., Any]:
-    """`step` of the optimizer as torch's schedulers want it: marked as theirs, and
-    noting that it was called.
-    """
+    """The optimizer's `step` as torch's schedulers want it: marked as theirs, and noting each call."""
 
     def step(*args: Any, **kwargs: Any) -> Any:
         made = optimizer()

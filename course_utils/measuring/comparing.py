@@ -22,8 +22,8 @@ ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Environment variables that set the policy of torch's allocator."""
 
 ON_THE_CPU = (
-    "A CPU differs from a GPU in three ways: dropout masks take 4 bytes per element, RMSNorm keeps a"
-    " normalized copy, and AdamW's step counters are in the same memory."
+    "A CPU differs from a GPU in three ways: dropout masks take 4 bytes per element,"
+    " RMSNorm keeps a normalized copy, and AdamW's step counters are in the same memory."
 )
 
 
@@ -61,16 +61,11 @@ class Comparison:
         """
         word = self.measurement.word
         origin = {"run": self.run.code(), "provenance": str(self.measurement.provenance)}
-        return [
-            {
-                "name": name,
-                "estimated": one,
-                word: other,
-                **origin,
-                "difference": None if one is None or other is None else one - other,
-            }
-            for name, one, other in self._sizes()
-        ]
+        rows: list[dict[str, Any]] = []
+        for name, one, other in self._sizes():
+            gap = None if one is None or other is None else one - other
+            rows.append({"name": name, "estimated": one, word: other, **origin, "difference": gap})
+        return rows
 
     def to_dict(self) -> dict[str, Any]:
         """The run as code, its estimate, its measurement and their `rows`, as plain data; sizes in bytes."""
@@ -82,42 +77,48 @@ class Comparison:
         return json.dumps(self.to_dict())
 
     def _sizes(self) -> list[tuple[str, int | None, int | None]]:
-        found, truth, counters = self.estimate, self.measurement.breakdown, self.counters
-        kinds = [
+        found = self.estimate
+        truth = self.measurement.breakdown
+        sizes: list[tuple[str, int | None, int | None]] = [
             (kind.replace("_", " "), found[kind], truth[kind]) for kind in KINDS if found[kind] or truth[kind]
         ]
-        one, other = counters
-        both = [
-            ("allocator's counter", one.allocated if one else None, other.allocated if other else None),
-            ("reserved", one.reserved if one else None, other.reserved if other else None),
-        ]
-        return [*kinds, ("tensors", found.total, truth.total), *(both if any(counters) else [])]
+        sizes.append(("tensors", found.total, truth.total))
+        one, other = self.counters
+        if one or other:
+            allocated = [counter.allocated if counter else None for counter in (one, other)]
+            reserved = [counter.reserved if counter else None for counter in (one, other)]
+            sizes.append(("allocator's counter", allocated[0], allocated[1]))
+            sizes.append(("reserved", reserved[0], reserved[1]))
+        return sizes
 
     def _cells(self) -> Iterator[tuple[str, str, str, str]]:
         shown = self._formatter()
         for name, found, truth in self._sizes():
-            gap = (
-                "" if found is None or truth is None else plus_minus(found - truth) + " B" * (found != truth)
-            )
+            gap = ""
+            if found is not None and truth is not None:
+                gap = plus_minus(found - truth)
+                if found != truth:
+                    gap += " B"
             one, other = ("not told" if size is None else shown(size) for size in (found, truth))
             yield name, one, other, gap
 
     def explanation(self) -> str:
         """Sentences that say how large the gap is, and what causes it."""
-        measured, counters = self.measurement, self.measurement.counters
+        measured = self.measurement
+        counters = measured.counters
         gap = self.estimate.total - measured.peak
         if gap == 0:
             text = "The gap is 0 bytes: every tensor at the peak is in the formula."
         else:
             kind = max(self.differences, key=lambda name: abs(self.differences[name]))
             text = (
-                f"{plus_minus(gap)} bytes are left ({plus_minus(100 * (self.ratio - 1), 3)} %), "
-                f"most of it in {kind.replace('_', ' ')} ({plus_minus(self.differences[kind])})."
+                f"{plus_minus(gap)} bytes are left ({plus_minus(100 * (self.ratio - 1), 3)} %),"
+                f" most of it in {kind.replace('_', ' ')} ({plus_minus(self.differences[kind])})."
             )
         if max((mark.step for mark in measured.timeline.marks), default=0) == 1:
             text += (
-                f" Only the first step was {measured.word}, at whose beginning there are no optimizer states"
-                " yet."
+                f" Only the first step was {measured.word},"
+                " at whose beginning there are no optimizer states yet."
             )
         if measured.source == "cpu":
             text += f" {ON_THE_CPU}"
@@ -129,22 +130,18 @@ class Comparison:
         return f"{text} The GPU itself counted {self._formatter()(counters['allocated'])}: {named}{beyond}."
 
     def _beyond_the_tensors(self, beyond: int) -> str:
-        """Name what torch counts beyond the tensors; a replay under the default policy
-        separates two kinds.
-        """
-        scratch, rounding = "scratch space inside kernels", "rounding to blocks that were not split"
-        if not any(os.environ.get(name) for name in ALLOCATOR_VARIABLES) and can_be_replayed(
-            self.measurement
-        ):
+        """Name what torch counts beyond the tensors; a replay by the default policy separates two kinds."""
+        scratch = "scratch space inside kernels"
+        rounding = "rounding to blocks that were not split"
+        default_policy = not any(os.environ.get(name) for name in ALLOCATOR_VARIABLES)
+        if default_policy and can_be_replayed(self.measurement):
             peaks = replay(self.measurement).step_peaks()
             rounded = peaks[max(peaks)] - self.measurement.peak
             if 0 == rounded <= beyond:
                 return f"{plus_minus(beyond)} bytes are {scratch}"
             if rounded <= beyond:
-                return (
-                    f"{plus_minus(rounded)} bytes are {rounding}, {plus_minus(beyond - rounded)} bytes"
-                    f" {scratch}"
-                )
+                rest = plus_minus(beyond - rounded)
+                return f"{plus_minus(rounded)} bytes are {rounding}, {rest} bytes {scratch}"
         return f"{plus_minus(beyond)} bytes are {rounding} and {scratch}"
 
     def _formatter(self) -> Callable[[int], str]:
@@ -153,9 +150,8 @@ class Comparison:
     def __repr__(self) -> str:
         word = self.measurement.word
         lines = [f"{'':20}{'estimate':>12}{word:>12}{f'estimate − {word}':>22}"]
-        lines += [
-            f"{name:20}{found:>12}{truth:>12}{gap:>22}".rstrip() for name, found, truth, gap in self._cells()
-        ]
+        for name, found, truth, gap in self._cells():
+            lines.append(f"{name:20}{found:>12}{truth:>12}{gap:>22}".rstrip())
         return "\n".join([str(self.run), *lines, self.explanation(), str(self.measurement.provenance)])
 
     def _repr_html_(self) -> str:
@@ -167,7 +163,5 @@ class Comparison:
 
 
 def compare(run: TrainingRun, source: str = "auto", steps: int = 2) -> Comparison:
-    """Estimate and measure `run`; the result shows the signed difference of each kind.
-    Raises like `measure`.
-    """
+    """Estimate and measure `run`, and show the signed difference of each kind. Raises like `measure`."""
     return Comparison(run, estimate(run), measure(run, source, steps))

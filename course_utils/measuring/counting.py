@@ -1,6 +1,4 @@
-"""Counters and clocks of a step that nothing tracks: the device's own peak in each phase, and each phase's
-time.
-"""
+"""Counters and clocks of a step that nothing tracks: the device's own peak, and the time, of each phase."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -25,12 +23,11 @@ class Unwatched:
 
 
 class PeaksByPhase(Unwatched):
-    """Asks the device for its peaks at the end of each phase; what happens between two phases counts to the
-    earlier.
-    """
+    """Asks the device for its peaks at each phase's end; what lies between two counts to the earlier."""
 
     def __init__(self, device: Device) -> None:
-        self.device, self.reserved = device, 0
+        self.device = device
+        self.reserved = 0
         self.allocated: dict[str, int] = {}
         self._phase = ""
 

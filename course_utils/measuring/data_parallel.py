@@ -1,7 +1,7 @@
-"""DistributedDataParallel and ZeRO-1 on real processes of the CPU, each tracked: its reducer wants real
-gradients.
+"""DistributedDataParallel and ZeRO-1 on real processes of the CPU, each tracked.
 
-Run as a module by `course_utils.ranks.launch`, once for each rank.
+DistributedDataParallel's reducer wants real gradients. `course_utils.ranks.launch` runs this module once for
+each rank.
 """
 
 import base64
@@ -33,9 +33,7 @@ MOST_PROCESSES = 8
 
 
 def measure_data_parallel(run: TrainingRun, steps: int) -> Measurement:
-    """`steps` steps of `run` on as many processes of the CPU; rank 0's memory, the peak that of the last
-    step.
-    """
+    """Rank 0's memory in `steps` steps of `run` on `world_size` processes; the peak is the last step's."""
     check_data_parallel(run)
     content = base64.b64encode(pickle.dumps((run, steps))).decode()
     found = run_ranks(__name__, run.world_size, [content])[0]
@@ -47,8 +45,8 @@ def check_data_parallel(run: TrainingRun) -> None:
     """Raise ValueError, naming what works, for a run that is not covered on several processes."""
     if run.world_size > MOST_PROCESSES:
         raise ValueError(
-            f"{run.world_size} processes are too many for one computer. Up to {MOST_PROCESSES} run here; "
-            "zero_stage=3 is simulated for any number of ranks"
+            f"{run.world_size} processes are too many for one computer. Up to {MOST_PROCESSES} run here;"
+            " zero_stage=3 is simulated for any number of ranks"
         )
     if run.loss_chunks > 1 or run.lora_rank:
         raise ValueError(
@@ -77,9 +75,7 @@ class MastersOfShares(MasterOptimizer):
 
 
 class ReplicatedTraining(Training):
-    """The training step of `run` on one of several ranks: the same weights as on all, and its own part of the
-    batch.
-    """
+    """The training step of `run` on one of several ranks: the weights of all, its own part of the batch."""
 
     # It is called as the network in it is.
     network: DistributedDataParallel  # pyrefly: ignore [bad-override-mutable-attribute]
@@ -99,12 +95,10 @@ class ReplicatedTraining(Training):
 
     def _optimizer(self) -> torch.optim.Optimizer | MasterOptimizer:
         named = list(self.network.module.named_parameters())
+        if self.run.precision.master and self.run.zero_stage:
+            return MastersOfShares(self.run, named)
         if self.run.precision.master:
-            return (
-                MastersOfShares(self.run, named)
-                if self.run.zero_stage
-                else MasterOptimizer(self.run, named, False)
-            )
+            return MasterOptimizer(self.run, named, simulated=False)
         if not self.run.zero_stage:
             return make_optimizer(self.run.optimizer, named)
         from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -137,9 +131,8 @@ class ReplicatedTraining(Training):
 def whole_batch(run: TrainingRun) -> torch.Tensor:
     """Token ids (world_size · b, s + 1), the same on every rank: each takes b sequences of them."""
     generator = torch.Generator().manual_seed(SEED)
-    return torch.randint(
-        run.model.vocab, (run.world_size * run.micro_batch, run.seq_len + 1), generator=generator
-    )
+    shape = (run.world_size * run.micro_batch, run.seq_len + 1)
+    return torch.randint(run.model.vocab, shape, generator=generator)
 
 
 class ReplicaTracker(Tracker):
@@ -166,4 +159,5 @@ def one_rank(run: TrainingRun, steps: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    report_on_gloo(partial(one_rank, *pickle.loads(base64.b64decode(sys.argv[1]))))
+    run, steps = pickle.loads(base64.b64decode(sys.argv[1]))
+    report_on_gloo(partial(one_rank, run, steps))

@@ -19,9 +19,7 @@ class Cuda:
     has_history = True
 
     def facts(self) -> dict[str, Any]:
-        """Name, capability, memory and driver of the GPU, and the versions of CUDA and cuDNN that torch
-        brings.
-        """
+        """The GPU's name, capability, memory and driver, and the versions of torch's CUDA and cuDNN."""
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         device = {
             "name": name_here(properties.name),
@@ -29,27 +27,23 @@ class Cuda:
             "memory": properties.total_memory,
             "driver": driver_version(),
         }
-        limited = {"as_card": IMITATED[0].name} if IMITATED else {}
-        return {
-            "device": device | limited,
-            "cuda": torch.version.cuda,
-            "cudnn": torch.backends.cudnn.version(),
-        }
+        if IMITATED:
+            device["as_card"] = IMITATED[0].name
+        return {"device": device, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
 
     def capability(self) -> tuple[int, int]:
         """CUDA's compute capability; that of the card which this GPU imitates where that is lower."""
         return capability_here(torch.cuda.get_device_capability())
 
     def free(self) -> int:
-        """Bytes that a new tensor could get, of what is free, cached, and allowed by a
-        limit of this process.
-        """
+        """Bytes that a new tensor could get: free or cached, and within this process's limit."""
         allocated = torch.cuda.memory_allocated()
         there = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - allocated
         if not torch.cuda.is_initialized():  # a limit can only be set once CUDA is in use
             return there
         total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-        return min(there, round(torch.cuda.get_per_process_memory_fraction() * total) - allocated)
+        limit = round(torch.cuda.get_per_process_memory_fraction() * total)
+        return min(there, limit - allocated)
 
     def release(self) -> None:
         """Give back what nothing uses, the libraries' workspaces too."""
@@ -94,12 +88,11 @@ IMITATED: list[Gpu] = []  # The card that this process imitates, if any
 
 
 def as_card(name: str) -> Gpu:
-    """From now on this process has no more of its GPU than the card `name` would have: memory, and what it
-    computes.
+    """From now on this process has no more of its GPU than the card `name` would have.
 
-    `name` is of the catalog ("T4-16GB") or an amount ("16 GB"). torch's allocator gets no more than that
-    card's `room`, and what needs a newer card is refused. ValueError for an unknown name, or if the GPU is
-    smaller.
+    That is its memory, and what it can compute. `name` is of the catalog ("T4-16GB") or an amount ("16 GB").
+    torch's allocator gets no more than that card's `room`, and what needs a newer card is refused. ValueError
+    for an unknown name, or if the GPU is smaller.
     """
     here = torch.cuda.get_device_properties(torch.cuda.current_device())
     card = card_named(name, (here.major, here.minor))
@@ -157,9 +150,7 @@ class Host:
 
 
 Device = Cuda | Host
-"""A device that steps run on. Sizes are in bytes; those of `peaks` and `in_use` are what the device itself
-says.
-"""
+"""A device that steps run on. Sizes are in bytes; `peaks` and `in_use` are what the device itself says."""
 
 
 def driver_version() -> str:
@@ -169,4 +160,6 @@ def driver_version() -> str:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return next(iter(done.stdout.split()), "") if done.returncode == 0 else ""
+    if done.returncode != 0:
+        return ""
+    return next(iter(done.stdout.split()), "")

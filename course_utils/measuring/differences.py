@@ -52,8 +52,7 @@ numbers, `age` the step in which it was made, counted back from that of the peak
 
 @dataclass(frozen=True)
 class Change:
-    """Tensors alike as they `was` at the first peak and are `now` at the second, None if they were at one
-    peak alone.
+    """Tensors alike: as one `was` at the first peak and is `now` at the second, None at a peak without it.
 
     `bytes` is what they did to the peak, signed. Without both it is the rest, which no known tensor explains.
     """
@@ -67,25 +66,29 @@ class Change:
         """ "came", "went", "grew", "shrank" or "not attributed"."""
         if self.was and self.now:
             return "grew" if self.bytes > 0 else "shrank"
-        return "came" if self.now else "went" if self.was else "not attributed"
+        if self.now:
+            return "came"
+        if self.was:
+            return "went"
+        return "not attributed"
 
     def _cells(self) -> list[str]:
         rows = [row for row in (self.was, self.now) if row]
         if not rows:
-            return [self.change, "", "", "", format_signed(self.bytes), *[""] * (len(COLUMNS) - 5)]
+            others = [""] * (len(COLUMNS) - 5)
+            return [self.change, "", "", "", format_signed(self.bytes), *others]
         row = rows[-1]
         sizes = [format_bytes(one.bytes) if one else "–" for one in (self.was, self.now)]
-        both = (
-            " → ".join(dict.fromkeys(str(getattr(one, name)) for one in rows)) for name in ("shape", "dtype")
-        )
-        words = [row.kind.replace("_", " "), row.module, row.operation, *both, row.made_in, row.line]
+        shapes = " → ".join(dict.fromkeys(str(one.shape) for one in rows))
+        dtypes = " → ".join(dict.fromkeys(str(one.dtype) for one in rows))
+        kind = row.kind.replace("_", " ")
+        words = [kind, row.module, row.operation, shapes, dtypes, row.made_in, row.line]
         return [self.change, f"{row.count} ×", *sizes, format_signed(self.bytes), *words]
 
 
 @dataclass(frozen=True, repr=False)
 class Difference:
-    """The result of `difference`: `rows` that sum exactly to the difference of the two peaks, the largest
-    first.
+    """The result of `difference`: `rows`, largest first, that sum exactly to the difference of the peaks.
 
     The last row is what no tensor of the two explains, 0 where all allocations are known. `elsewhere` counts
     tensors that are alike in all but operation or module. `count` rows are shown.
@@ -111,31 +114,28 @@ class Difference:
     def _opening(self) -> str:
         both = (self.before, self.after)
         old = self.before.peak_phase
+        new = self.after.peak_phase
         peaks = " → ".join(f"{format_bytes(item.peak)} in {item.peak_phase}" for item in both)
         origins = " → ".join(dict.fromkeys(str(replace(item.provenance, note="")) for item in both))
         title = f"{format_signed(self.bytes)} at the peak: {peaks} ({origins})"
-        if old == self.after.peak_phase:
+        if old == new:
             return title
-        moved = (
-            f"The peak moved from {old} to {self.after.peak_phase}, so these are tensors of two different"
-            " moments."
-        )
+        moved = f"The peak moved from {old} to {new}, so these are tensors of two different moments."
         if all(old in item.phase_peaks for item in both):
             there = " → ".join(format_bytes(item.phase_peaks[old].total) for item in both)
             moved += f" The peak of {old} alone: {there}."
         return f"{moved}\n{title}"
 
     def _table(self) -> list[list[str]]:
-        return [[*COLUMNS], *(row._cells() for row in [*self.rows[:-1][: self.count], self.rows[-1]])]
+        shown = [*self.rows[:-1][: self.count], self.rows[-1]]
+        return [[*COLUMNS], *(row._cells() for row in shown)]
 
     def _closing(self) -> str:
         said = list[str]()
         left_out = self.rows[self.count : -1]
         if left_out:
-            said.append(
-                f"Not shown: {len(left_out):,} more rows,"
-                f" {format_signed(sum(row.bytes for row in left_out))}."
-            )
+            size = sum(row.bytes for row in left_out)
+            said.append(f"Not shown: {len(left_out):,} more rows, {format_signed(size)}.")
         if len(self.rows) == 1 and not self.bytes:
             said.append("The same tensors exist at both peaks.")
         if self.elsewhere:
@@ -145,13 +145,13 @@ class Difference:
             said.append(f"By kind: {', '.join(kinds)}.")
         for name, item in (("before", self.before), ("after", self.after)):
             if not can_be_replayed(item):
-                small = f", without small ones ({format_bytes(_unknown(item))})" if _unknown(item) else ""
+                unknown = _unknown(item)
+                small = f", without small ones ({format_bytes(unknown)})" if unknown else ""
                 said.append(f"Of {name} the allocations at the peak alone are kept{small}.")
-        counted = [
-            item.counters["allocated"] for item in (self.before, self.after) if "allocated" in item.counters
-        ]
-        if len(counted) == 2:
-            change = counted[1] - counted[0]
+        old = self.before.counters.get("allocated")
+        new = self.after.counters.get("allocated")
+        if old is not None and new is not None:
+            change = new - old
             beyond = format_signed(change - self.bytes)
             said.append(
                 f"The GPU's own counter differs by {format_signed(change)}: {beyond} beyond the tensors."
@@ -167,8 +167,7 @@ class Difference:
 
 
 def difference(before: Measurement, after: Measurement, count: int = 20) -> Difference:
-    """The tensors that came, went, grew or shrank between the peaks of two measurements, by module and line
-    of code.
+    """The tensors that came, went, grew or shrank between the peaks of two measurements, by module and line.
 
     Any two can be compared: simulated, live, on the CPU, recorded, of runs or of your own step. `count` is
     how many rows are shown. Raises TypeError for what is no measurement, ValueError for a count that is no
@@ -207,8 +206,9 @@ def _tensors(measured: Measurement) -> list[Tensor]:
 
 
 def _paired(old: list[Tensor], new: list[Tensor]) -> tuple[list[Pair], int]:
-    """Pairs of tensors whose bytes differ, None in the place of one that is missing; how many the last rungs
-    pair.
+    """Pairs of tensors whose bytes differ, None for one that is missing; and how many the last rungs pair.
+
+    Each rung pairs what it can, the largest first; what is left over goes on to the next.
     """
     pairs = list[Pair]()
     unpaired = list[int]()
@@ -222,11 +222,14 @@ def _paired(old: list[Tensor], new: list[Tensor]) -> tuple[list[Pair], int]:
             others = waiting[tuple(map(tensor.get, rung))]
             if not others:
                 still.append(tensor)
-            elif (other := others.popleft())["bytes"] != tensor["bytes"]:
+                continue
+            other = others.popleft()
+            if other["bytes"] != tensor["bytes"]:
                 pairs.append((other["item"], tensor["item"]))
         old = list(chain(*waiting.values()))
         new = still
-    pairs += [(tensor["item"], None) for tensor in old] + [(None, tensor["item"]) for tensor in new]
+    pairs += [(tensor["item"], None) for tensor in old]
+    pairs += [(None, tensor["item"]) for tensor in new]
     return pairs, unpaired[-2] - len(new)
 
 
@@ -238,8 +241,17 @@ def _rows(pairs: Iterable[Pair]) -> Iterator[Change]:
     """One row for all pairs alike but for the numbers in their modules and the step."""
     groups = defaultdict[Any, list[Pair]](list)
     for pair in pairs:
-        groups[tuple(item and (ALIKE(item), re.sub(r"\d+", "*", item.module)) for item in pair)].append(pair)
+        groups[tuple(_alike(item) for item in pair)].append(pair)
     for group in groups.values():
-        was, now = ([item for item in items if item] for items in zip(*group, strict=True))
-        old, new = (row_of(items) if items else None for items in (was, now))
+        was = [item for item, _ in group if item]
+        now = [item for _, item in group if item]
+        old = row_of(was) if was else None
+        new = row_of(now) if now else None
         yield Change(old, new, sum(item.bytes for item in now) - sum(item.bytes for item in was))
+
+
+def _alike(item: Allocation | None) -> tuple[Any, ...] | None:
+    """What tensors of one row share."""
+    if item is None:
+        return None
+    return ALIKE(item), re.sub(r"\d+", "*", item.module)

@@ -1,8 +1,10 @@
-"""Bytes that a training holds by kind, counted without watching its operations: cheap enough for a loop on a
-stage.
+"""Bytes that a training holds by kind, counted without watching its operations.
+
+That is cheap enough for a loop on a stage.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -13,8 +15,7 @@ from .optimizers import named_states_of
 
 
 class Holdings:
-    """The bytes of a network's weights, of their gradients and of the optimizer's states, as a training goes
-    on.
+    """The bytes of a network's weights, gradients and optimizer states, as a training goes on.
 
     They are counted on the training's own threads, so that any thread may ask `by_kind`. An update begins
     with the first of `optimizers` and ends with the last. `states` lists what they keep, where that is more
@@ -32,7 +33,7 @@ class Holdings:
         self._network = network
         self._optimizers = optimizers
         self._weights = list(network.parameters())
-        self._states = states or (lambda: chain(*(named_states_of(one, {}) for one in optimizers)))
+        self._states = states or partial(_all_states, optimizers)
         trained = [weight for weight in self._weights if weight.requires_grad]
         owners = trained if gradient_owners is None else gradient_owners
         self._owners: Mapping[torch.Tensor, torch.Tensor] = dict(zip(trained, owners, strict=True))
@@ -58,8 +59,9 @@ class Holdings:
         self._hooks = []
 
     def count(self, *_: Any) -> None:
-        """Count everything anew. For the thread that trains: another could meet a gradient that is being
-        replaced.
+        """Count everything anew.
+
+        For the thread that trains: another could meet a gradient that is being replaced.
         """
         self._gradients = {weight: _bytes([owner.grad]) for weight, owner in self._owners.items()}
         kept = (one for _, one in self._states() if isinstance(one, torch.Tensor))
@@ -70,14 +72,13 @@ class Holdings:
         }
 
     def by_kind(self, allocated: int) -> dict[str, int]:
-        """So many allocated bytes by kind, as last counted; the rest is activations, or in an update
-        temporaries.
+        """So many allocated bytes by kind, as last counted.
+
+        The rest is activations, or during an update temporaries.
         """
         held = self._held
-        return {
-            **held,
-            "temporaries" if self._updating else "activations": max(0, allocated - sum(held.values())),
-        }
+        rest = "temporaries" if self._updating else "activations"
+        return {**held, rest: max(0, allocated - sum(held.values()))}
 
     def _called(self, *_: Any) -> None:
         self._updating = self._filling = False
@@ -94,6 +95,10 @@ class Holdings:
 
     def _update_begins(self, *_: Any) -> None:
         self._updating = True
+
+
+def _all_states(optimizers: Sequence[torch.optim.Optimizer]) -> Iterable[tuple[str, Any]]:
+    return chain(*(named_states_of(one, {}) for one in optimizers))
 
 
 def _bytes(tensors: Iterable[torch.Tensor | None]) -> int:

@@ -1,6 +1,4 @@
-"""Values next to a simulated GPU: tensors on the host stay real, and what small known values come to stays
-known.
-"""
+"""Values next to a simulated GPU: the host's tensors stay real, and results of small known values known."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -48,13 +46,14 @@ class HostValues(TorchDispatchMode):
         enter(all_modules.register_module_parameter_registration_hook(self._without_values))
         enter(on_this_thread(torch.utils, "swap_tensors", partial(self._swap, torch.utils.swap_tensors)))
         enter(on_this_thread(torch.UntypedStorage, "data_ptr", lambda storage: storage._cdata))
-        numbers = {"numpy": self._as_numbers, "__array__": self._as_numbers}
-        for name, answer in {
-            **numbers,
+        answers: dict[str, Callable[..., Any]] = {
+            "numpy": self._as_numbers,
+            "__array__": self._as_numbers,
             "__deepcopy__": _copied,
             "data_ptr": _address,
             "__format__": formatted,
-        }.items():
+        }
+        for name, answer in answers.items():
             enter(on_this_thread(FakeTensor, name, answer))
         return super().__enter__()
 
@@ -112,18 +111,15 @@ class HostValues(TorchDispatchMode):
         return made
 
     def _follow_values(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """Bind what comes to the GPU as inputs, and compute small results of known
-        values on the host, too.
-        """
+        """Bind what comes to the GPU as inputs, and compute small results of known values on the host."""
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, FakeTensor)]
         if not any(_on_gpu(one) for one in given):
             self._arrived([one for one in made if _on_gpu(one)])
         compared = made if self.GUESSES else []
         values = {id(leaf): known_values(leaf, compared) for leaf in given}
-        open_ended = (
-            func.overloadpacket.__name__ in ANY_VALUE or torch.Tag.nondeterministic_seeded in func.tags
-        )
+        name = func.overloadpacket.__name__
+        open_ended = name in ANY_VALUE or torch.Tag.nondeterministic_seeded in func.tags
         if open_ended or None in values.values() or any(one.numel() > SMALL for one in made):
             if func._schema.is_mutable:
                 for one in made:
@@ -135,9 +131,8 @@ class HostValues(TorchDispatchMode):
         try:
             with no_dispatch():
                 real = func(*args, **kwargs)
-        except (
-            NotImplementedError
-        ):  # The host lacks some kernels in 16 bits: these values are unknown from now on
+        except NotImplementedError:
+            # the host lacks some kernels in 16 bits: these values are unknown from now on
             for one in made:
                 _forget(one)
             return
@@ -159,9 +154,7 @@ class HostValues(TorchDispatchMode):
             return self._values(tensor).detach().numpy()
 
     def _values(self, tensor: FakeTensor) -> torch.Tensor:
-        """Numbers on the host, placeholders where they are unknown; then the line that
-        reads them is noted.
-        """
+        """Numbers on the host; placeholders where they are unknown, and the line that reads them is noted."""
         if (value := known_values(tensor)) is not None:
             return value
         self.read.setdefault(described(calling_place()[0]))
@@ -188,9 +181,7 @@ def _on_gpu(tensor: torch.Tensor) -> bool:
 
 
 def _is_huge(args: Any, kwargs: Any) -> bool:
-    """True for a new tensor on the host of over `HUGE` bytes: a weight, as data would
-    be read from somewhere.
-    """
+    """True for a new tensor on the host of over `HUGE` bytes: a weight, as data is read from somewhere."""
     shape = args[0] if args and isinstance(args[0], (list, tuple)) else ()
     if not shape or not all(isinstance(size, int) for size in shape):
         return False
@@ -199,8 +190,9 @@ def _is_huge(args: Any, kwargs: Any) -> bool:
 
 
 def known_values(tensor: torch.Tensor, compared: Sequence[FakeTensor] = ()) -> torch.Tensor | None:
-    """A tensor's values on the host, None if nobody knows them; a loss in truths `compared` has the
-    placeholder.
+    """A tensor's values on the host, None if nobody knows them.
+
+    A loss from which the truths `compared` were made has the placeholder.
     """
     if not isinstance(tensor, FakeTensor):
         return tensor

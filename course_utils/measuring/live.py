@@ -1,5 +1,6 @@
-"""Measuring on a real CUDA GPU: its own counters without the tracker, the kinds with it, safe when memory
-runs out.
+"""Measuring on a real CUDA GPU, safe when memory runs out.
+
+Its own counters are read without the tracker, and the kinds of memory with it.
 """
 
 import gc
@@ -30,12 +31,14 @@ KERNELS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
 
-# Words of torch's and the driver's errors: the one kernel that is allowed cannot do what is asked; torch was
-# not built for this GPU; there is simply no GPU, where any other words mean that something is broken; memory
-# has run out
+# Words of torch's and the driver's errors
+# The one kernel that is allowed cannot do what is asked
 NO_KERNEL = ("No available kernel", "No viable backend")
+# torch was not built for this GPU
 NO_CODE = "no kernel image is available"
+# There is simply no GPU; any other words mean that something is broken
 NO_GPU = ("No CUDA GPUs are available", "Found no NVIDIA driver")
+# Memory has run out
 OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 
 
@@ -44,9 +47,7 @@ class KernelRefused(ValueError):
 
 
 def measure_live(run: TrainingRun, steps: int, note: str) -> Measurement:
-    """The run on the current CUDA GPU. Raises ValueError if it lacks what the run needs, GpuOutOfMemory if
-    small.
-    """
+    """The run on the current CUDA GPU. ValueError if it lacks what the run needs, GpuOutOfMemory if small."""
     demand_gpu()
     reason = unsupported(run, Cuda().capability())
     if reason:
@@ -68,9 +69,7 @@ def this_gpu() -> Gpu:
 
 
 def usable_gpu() -> tuple[Gpu | None, str]:
-    """The current CUDA GPU, or None and why this torch cannot use it; the reason is ""
-    where there is no GPU.
-    """
+    """The current CUDA GPU, or None and why this torch cannot use it; "" where there is no GPU."""
     try:
         if not torch.cuda.is_available():
             if torch.version.cuda:
@@ -79,15 +78,17 @@ def usable_gpu() -> tuple[Gpu | None, str]:
         card = this_gpu()
     except (RuntimeError, torch.cuda.DeferredCudaCallError) as error:
         said = str(error).splitlines()[0]
-        return None, "" if said.startswith(NO_GPU) else f"this GPU cannot be used: {said}"
+        if said.startswith(NO_GPU):
+            return None, ""
+        return None, f"this GPU cannot be used: {said}"
     reason = not_built(torch.cuda.get_device_capability(), architectures())
-    return (None, reason) if reason else (card, "")
+    if reason:
+        return None, reason
+    return card, ""
 
 
 def architectures() -> list[str]:
-    """Architectures that this torch was built for, as in ["sm_80", "sm_90"]; none where it was not built with
-    CUDA.
-    """
+    """Architectures this torch was built for, as in ["sm_80", "sm_90"]; none in a build without CUDA."""
     return torch.cuda.get_arch_list() if torch.version.cuda else []
 
 
@@ -120,20 +121,24 @@ def released(advice: Callable[[str], str], otherwise: str = "") -> Iterator[None
             with suppress(RuntimeError):  # a GPU that has failed fails again here: the first error says how
                 release(None)
             if isinstance(error, RuntimeError) and NO_CODE in str(error):
-                name = torch.cuda.get_device_name()
-                major, minor = torch.cuda.get_device_capability()
-                raise KernelRefused(
-                    f"torch {torch.__version__} has no code for this {name} (compute capability"
-                    f" {major}.{minor}); it was built for {', '.join(architectures())}: install a build of"
-                    f" torch that names it{otherwise}"
-                ) from error
+                raise KernelRefused(f"{_no_code()}{otherwise}") from error
             raise
         asked = _asked_for(str(error))
         release(error)
     else:
         release(None)
         return
+    # outside of the handler: raised inside, it would keep the error that it comes from as its context
     raise GpuOutOfMemory(advice(asked))
+
+
+def _no_code() -> str:
+    name = torch.cuda.get_device_name()
+    major, minor = torch.cuda.get_device_capability()
+    return (
+        f"torch {torch.__version__} has no code for this {name} (compute capability {major}.{minor});"
+        f" it was built for {', '.join(architectures())}: install a build of torch that names it"
+    )
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -144,12 +149,11 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def release(error: BaseException | None) -> None:
-    """Give memory back: what an exception keeps, what only cycles keep, and what torch
-    has cached of a GPU.
-    """
-    for each in chain(error) if error is not None else []:
-        emptied(each.__traceback__)
-        each.__traceback__ = None
+    """Give memory back: what an exception keeps, what only cycles keep, and what torch caches on a GPU."""
+    if error is not None:
+        for each in chain(error):
+            emptied(each.__traceback__)
+            each.__traceback__ = None
     empty_queue()
     gc.collect()
     if torch.cuda.is_available():
@@ -157,35 +161,36 @@ def release(error: BaseException | None) -> None:
 
 
 def empty_queue() -> None:
-    """Run a backward of nothing: until the next one on this thread, autograd's queue keeps what a failed one
-    left.
-    """
+    """Run a backward of nothing, which clears this thread's autograd queue of what a failed one left."""
     torch.ones((), requires_grad=True).backward()
 
 
 def _asked_for(message: str) -> str:
     """The bytes asked for and free then, out of torch's message, or its first sentence."""
     found = re.search(r"Tried to allocate ([\d.]+ \w+)\..* of which ([\d.]+ \w+) is free", message, re.DOTALL)
-    return f"It asked for {found[1]} more when {found[2]} was free" if found else message.split(". ")[0]
+    if found is None:
+        return message.split(". ")[0]
+    return f"It asked for {found[1]} more when {found[2]} was free"
 
 
 def _advice(run: TrainingRun, asked: str, free: int) -> str:
     needs = estimate(run).total
-    smaller = run.replace(micro_batch=run.micro_batch - 1) if run.micro_batch > 1 else None
-    fits = largest_micro_batch(smaller, free) if smaller else 0
-    else_try = "recompute='full', " if run.recompute == "none" else ""
-    none_fits = f"no micro-batch fits: try {else_try}a smaller model or fewer tokens"
-    would = f"micro_batch={fits} would fit" if fits else none_fits
+    fits = 0
+    if run.micro_batch > 1:
+        fits = largest_micro_batch(run.replace(micro_batch=run.micro_batch - 1), free)
+    if fits:
+        would = f"micro_batch={fits} would fit"
+    else:
+        else_try = "recompute='full', " if run.recompute == "none" else ""
+        would = f"no micro-batch fits: try {else_try}a smaller model or fewer tokens"
     return (
-        f"{run} does not fit this GPU. {asked}. The run needs about {format_bytes(needs, 'GB', 1)}; "
-        f"{format_bytes(free, 'GB', 1)} is free now that its memory is released; {would}."
+        f"{run} does not fit this GPU. {asked}. The run needs about {format_bytes(needs, 'GB', 1)};"
+        f" {format_bytes(free, 'GB', 1)} is free now that its memory is released; {would}."
     )
 
 
 def ready(run: TrainingRun, device: Device) -> tuple[Training, tuple[int, int]]:
-    """The run's training on `device`, nothing stepped yet, and the bytes allocated and reserved before it was
-    built.
-    """
+    """The run's training on `device`, not stepped yet, and (allocated, reserved) before it was built."""
     device.release()
     torch.manual_seed(SEED)
     before = device.allocated(), device.reserved()
@@ -195,8 +200,9 @@ def ready(run: TrainingRun, device: Device) -> tuple[Training, tuple[int, int]]:
 
 
 def counters(set_up: Callable[[], Callable[[Phases], object]], steps: int) -> dict[str, int]:
-    """The GPU's counters in bytes in the last of `steps` steps; `set_up` returns the step in frames that end
-    here.
+    """The GPU's counters in bytes in the last of `steps` steps.
+
+    `set_up` returns the step, so that the frames in which it was built have ended.
     """
     release(None)
     before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
@@ -217,25 +223,19 @@ def traced(run: TrainingRun, steps: int, device: str, provenance: Provenance) ->
 
 @contextmanager
 def only_kernel(run: TrainingRun) -> Iterator[None]:
-    """Allow only the chosen kernel, so that none replaces it silently. Raises KernelRefused where torch
-    refuses it.
-    """
+    """Allow only the chosen kernel, so that none replaces it silently. KernelRefused if torch refuses it."""
     asked = (
-        f"{run.attention} kernel on this GPU for heads of {run.model.head_size} elements with dropout "
-        f"{run.model.dropout:g}: choose another attention"
+        f"{run.attention} kernel on this GPU for heads of {run.model.head_size} elements"
+        f" with dropout {run.model.dropout:g}: choose another attention"
     )
-    with (
-        sdpa_kernel(KERNELS[run.attention]) if run.attention in KERNELS else nullcontext(),
-        refusals_told(asked),
-    ):
+    choice = sdpa_kernel(KERNELS[run.attention]) if run.attention in KERNELS else nullcontext()
+    with choice, refusals_told(asked):
         yield
 
 
 @contextmanager
 def refusals_told(asked: str) -> Iterator[None]:
-    """Raise KernelRefused, "torch … has no" and then `asked`, where torch refuses every attention kernel
-    allowed.
-    """
+    """Raise KernelRefused, "torch … has no" and `asked`, where torch refuses every kernel allowed."""
     try:
         yield
     except RuntimeError as error:

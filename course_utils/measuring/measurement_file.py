@@ -17,7 +17,8 @@ KEY = "measurement"
 DEVICES = {"simulated": "a simulated GPU", "cpu": "a CPU"}
 
 WHOLE_NUMBERS = dict.fromkeys(("bytes", "step", "born", "stream"), int)
-TYPES = WHOLE_NUMBERS | {"shape": list, "died": (int, type(None))}  # the others are text
+# the other fields are text
+TYPES = WHOLE_NUMBERS | {"shape": list, "died": (int, type(None))}
 
 
 def save_measurement(measured: Measurement, path: str | Path) -> Path:
@@ -60,13 +61,13 @@ def read_measurement(path: str | Path) -> Measurement:
     content = _content(path)
     try:
         for row in content["allocations"]:
-            for name, value in zip(FIELDS[: max(len(row), len(FIELDS) - 1)], row, strict=True):
-                if not isinstance(value, TYPES.get(name, str)):
-                    raise TypeError(f"{value!r} is not the {name} of an allocation")
+            _check_allocation(row)
         source, device, torch_version, date = content["provenance"]
         origin = Provenance("recorded", DEVICES.get(source, device), torch_version, date, content["note"])
         found = replace(from_json(content, ""), provenance=origin)
-        found.timeline.curves(), found.largest()  # what they add up has to be numbers
+        # what these two add up has to be numbers
+        found.timeline.curves()
+        found.largest()
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{path.name} is damaged ({type(error).__name__}: {error}): measure and save again"
@@ -74,10 +75,16 @@ def read_measurement(path: str | Path) -> Measurement:
     return found
 
 
+def _check_allocation(row: list[Any]) -> None:
+    """Raise TypeError or ValueError for what is no allocation; the last field, the stream, may be missing."""
+    names = FIELDS[: max(len(row), len(FIELDS) - 1)]
+    for name, value in zip(names, row, strict=True):
+        if not isinstance(value, TYPES.get(name, str)):
+            raise TypeError(f"{value!r} is not the {name} of an allocation")
+
+
 def _content(path: Path) -> dict[str, Any]:
-    """The content of a measurement file. Raises ValueError for any other, with a sentence that has no full
-    stop.
-    """
+    """The content of a measurement file. ValueError for any other, with a sentence that has no full stop."""
     if not path.is_file():
         raise ValueError(f"{str(path)!r} does not exist or is not a file")
     try:

@@ -1,6 +1,4 @@
-"""torch's counters of a GPU's memory, for what a tracker sees: its allocations go through torch's caching
-allocator.
-"""
+"""torch's counters of a GPU's memory, for what a tracker sees go through torch's caching allocator."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,12 +14,11 @@ CARD = replace(gpu("A100-80GB"), name="simulated GPU")  # It has every kernel th
 
 
 class Memory:
-    """The counters after the events so far: (bytes, storage) for an allocation,
-    (−bytes, storage) for a free.
-    """
+    """The counters after the events so far: (bytes, storage) allocates, (−bytes, storage) frees."""
 
     def __init__(self, events: Callable[[], Sequence[tuple[int, Any]]]) -> None:
-        self._events, self._since = events, 0
+        self._events = events
+        self._since = 0
         self._capacity: int | None = None
         self._emptied_at = set[int]()  # the numbers of events after which a program called empty_cache
         self._begin()
@@ -43,10 +40,10 @@ class Memory:
         Raises torch.OutOfMemoryError, with torch's own words, for the allocation that finds no room.
         """
         events = self._events()
-        if self._done and (
-            len(events) < len(self._done) or events[len(self._done) - 1] is not self._done[-1]
-        ):
-            self._begin()  # the tracker took an event back
+        done = len(self._done)
+        taken_back = done > 0 and (len(events) < done or events[done - 1] is not self._done[-1])
+        if taken_back:  # the tracker undid an event that these counters include
+            self._begin()
         for event in events[len(self._done) : certain]:
             self._follow(*event)
             self._done.append(event)
@@ -60,11 +57,13 @@ class Memory:
         if size < 0:
             self.allocator.free(self._addresses.pop(id(storage)))
             return
-        retries, refused = self.allocator.retries, ""
+        retries = self.allocator.retries
+        refused = ""
         try:
             self._addresses[id(storage)] = self.allocator.malloc(size, getattr(storage, "stream", 0))
         except OutOfMemory as error:
             refused = _as_torch_says_it(error)
+        # the allocator gives its cache back before it tries again
         self.emptied += [len(self._done)] * (self.allocator.retries - retries)
         if refused:  # raised here, without a context whose frames would keep the caller's tensors alive
             self.failures += 1
@@ -90,9 +89,9 @@ class Memory:
         self._restart_peaks()
 
     def _restart_peaks(self) -> None:
-        allocator = self.allocator
-        self.most_allocated, self.most_reserved = allocator.allocated, allocator.reserved
-        self.most_requested = allocator.requested
+        self.most_allocated = self.allocator.allocated
+        self.most_reserved = self.allocator.reserved
+        self.most_requested = self.allocator.requested
 
     def empty_cache(self) -> None:
         """Give back to the driver what holds no tensor."""
@@ -132,8 +131,9 @@ class Memory:
 def _as_torch_says_it(error: OutOfMemory) -> str:
     free = max(0, error.capacity - error.reserved)
     return (
-        f"CUDA out of memory. Tried to allocate {binary(error.attempted)}. GPU 0 (simulated) has a total"
-        f" capacity of {binary(error.capacity)} of which {binary(free)} is free. Of the allocated memory"
-        f" {binary(error.allocated)} is allocated by PyTorch, and {binary(error.reserved - error.allocated)}"
-        " is reserved by PyTorch but unallocated."
+        f"CUDA out of memory. Tried to allocate {binary(error.attempted)}."
+        f" GPU 0 (simulated) has a total capacity of {binary(error.capacity)}"
+        f" of which {binary(free)} is free."
+        f" Of the allocated memory {binary(error.allocated)} is allocated by PyTorch,"
+        f" and {binary(error.reserved - error.allocated)} is reserved by PyTorch but unallocated."
     )

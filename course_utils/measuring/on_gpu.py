@@ -1,5 +1,6 @@
-"""Plain torch code on "cuda": on the card where there is one, else on a simulated GPU
-whose tensors live on.
+"""Plain torch code on "cuda": on the card where there is one, else on a simulated GPU.
+
+Tensors on the simulated GPU live on from one block to the next.
 """
 
 from collections.abc import Iterator
@@ -148,7 +149,7 @@ class _Card:
         with ExitStack() as stack:
             run = stack.enter_context
             run(working("running on the simulated GPU"))
-            stack.callback(lambda: [print(note) for note in notes])
+            stack.callback(_print_each, notes)
             if ranks > 1:
                 run(simulated_ranks(ranks))
             run(replaced(notes, simulated=True))
@@ -170,15 +171,16 @@ class _Card:
             yield
 
     def check_room(self) -> None:
-        """Send what is certain through the allocator. Raises torch.OutOfMemoryError
-        where it finds no room.
-        """
-        events = self.tracker.events
-        self.memory.followed(len(events) - (self.tracker._join is not None))
+        """Send what is certain through the allocator. torch.OutOfMemoryError where it finds no room."""
+        certain = len(self.tracker.events)
+        if self.tracker._join is not None:  # the last event may be undone
+            certain -= 1
+        self.memory.followed(certain)
 
     def forget_the_last(self) -> None:
         """Take back what found no room, now that it is dead: it never was."""
-        events, first = self.tracker.events, self.memory.count
+        events = self.tracker.events
+        first = self.memory.count
         refused = {storage for size, storage in events[first:] if size > 0}
         events[first:] = [event for event in events[first:] if event[1] not in refused]
         self.tracker.storages[:] = [one for one in self.tracker.storages if one not in refused]
@@ -190,6 +192,7 @@ class _Card:
         """The tracker's events, storages by their numbers, and the moments at which the cache was emptied."""
         number = {storage: index for index, storage in enumerate(self.tracker.storages)}
         events: list[tuple[int, Any]] = [(size, number[storage]) for size, storage in self.tracker.events]
+        # from the last to the first, so that an insertion moves none of the places to come
         for place in reversed(self.memory.followed().emptied):
             events.insert(place, EMPTY_CACHE)
         return events
@@ -201,6 +204,11 @@ class _Card:
 
     def _dump_snapshot(self, filename: str = "dump_snapshot.pickle") -> None:
         write_snapshot(self._snapshot(), filename)
+
+
+def _print_each(notes: dict[str, None]) -> None:
+    for note in notes:
+        print(note)
 
 
 def _new_card() -> _Card:
@@ -251,8 +259,8 @@ def _shown(tensor: FakeTensor, **_: Any) -> str:
         if value is not None:
             return f"{str(value.detach())[:-1]}, device='{tensor.fake_device}')"
     return (
-        f"tensor(…, shape={tuple(tensor.shape)}, dtype={tensor.dtype}, device='{tensor.fake_device}': no"
-        " values here)"
+        f"tensor(…, shape={tuple(tensor.shape)}, dtype={tensor.dtype}, device='{tensor.fake_device}':"
+        " no values here)"
     )
 
 

@@ -1,6 +1,4 @@
-"""The optimizers that a TrainingRun can name: torch's own where torch has them, else the course's short
-versions.
-"""
+"""The optimizers that a TrainingRun can name: torch's own where it has them, else short versions."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -23,8 +21,9 @@ LEARNING_RATES = {"sgd": 1e-2, "momentum": 1e-2, "lion": 1e-4, "adafactor": 1e-2
 def make_optimizer(
     choice: Optimizer, named: Named, codebooks: "Codebooks | None" = None
 ) -> torch.optim.Optimizer:
-    """An optimizer of the named parameters as `choice` says; `codebooks` are the 8-bit one's, made if not
-    given.
+    """An optimizer of the named parameters as `choice` says.
+
+    `codebooks` are those of the 8-bit optimizer, which makes its own if none are given.
     """
     tensors = [tensor for _, tensor in named]
     rate = LEARNING_RATES.get(choice.algorithm, 3e-4)
@@ -44,25 +43,22 @@ def make_optimizer(
 
 
 def named_states_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[tuple[str, Any]]:
-    """("exp_avg of head.weight", tensor) for all that an optimizer keeps; `names` has parameters' names by
-    `id`.
+    """("exp_avg of head.weight", tensor) for all that an optimizer keeps.
 
-    What it keeps of a weight without a name is ("exp_avg", tensor).
+    `names` has parameters' names by `id`; what is kept of a weight without a name is ("exp_avg", tensor).
     """
-    kept = [
-        (f"{name} of {owner}" if owner else str(name), tensor)
-        for weight, state in optimizer.state.items()
-        for owner in (names.get(id(weight)),)
-        for name, tensor in state.items()
-    ]
-    tables = optimizer.codebooks.tensors() if isinstance(optimizer, Adam8bit) else []
-    return [*kept, *(("codebook", table) for table in tables)]
+    kept: list[tuple[str, Any]] = []
+    for weight, state in optimizer.state.items():
+        owner = names.get(id(weight))
+        for name, tensor in state.items():
+            kept.append((f"{name} of {owner}" if owner else str(name), tensor))
+    if isinstance(optimizer, Adam8bit):
+        kept += [("codebook", table) for table in optimizer.codebooks.tensors()]
+    return kept
 
 
 class SimulableAdafactor(torch.optim.Adafactor):
-    """torch's Adafactor (Shazeer and Stern 2018), which reads norms on the host: on fake tensors they count
-    as 1.
-    """
+    """torch's Adafactor (Shazeer and Stern 2018), which reads norms on the host; fake ones count as 1."""
 
     def step(self, closure: Any = None) -> Any:
         with on_this_thread(FakeTensor, "item", lambda _: 1.0):
@@ -70,9 +66,7 @@ class SimulableAdafactor(torch.optim.Adafactor):
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """Muon for the blocks' matrices, AdamW for everything else, as its author uses it
-    (Jordan et al. 2024).
-    """
+    """Muon for the blocks' matrices, AdamW for all else, as its author uses it (Jordan et al. 2024)."""
 
     def __init__(self, named: Named, rate: float) -> None:
         hidden = [tensor for name, tensor in named if is_hidden_matrix(name, tuple(tensor.shape))]
@@ -108,7 +102,9 @@ class Lion(torch.optim.Optimizer):
                     self._step_one(weight, weight.grad, group)
 
     def _step_one(self, weight: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
-        state, rate, betas = self.state[weight], group["lr"], group["betas"]
+        state = self.state[weight]
+        rate = group["lr"]
+        betas = group["betas"]
         if not state:
             state["momentum"] = torch.zeros_like(weight)
         direction = state["momentum"].lerp(gradient, 1 - betas[0]).sign_()
@@ -140,19 +136,18 @@ def make_codebooks(device: torch.device | str) -> Codebooks:
 
 def _codebook(signed: bool, device: torch.device | str) -> Codebook:
     """0, 1, and for each power of ten from 10⁻⁶ to 1 twice as many steps as for the one below it."""
+    signs = (1, -1) if signed else (1,)
     values = [0.0, 1.0]
     for exponent in range(7):
         steps = 2**exponent if signed else 2 ** (exponent + 1)
-        middles = (0.1 + 0.9 * (step + 0.5) / steps for step in range(steps))
-        values += [
-            sign * 10.0 ** (exponent - 6) * middle
-            for middle in middles
-            for sign in ((1, -1) if signed else (1,))
-        ]
+        for step in range(steps):
+            middle = 0.1 + 0.9 * (step + 0.5) / steps
+            values += [sign * 10.0 ** (exponent - 6) * middle for sign in signs]
     values.sort()
     borders = [(low + high) / 2 for low, high in pairwise(values)]
     return Codebook(
-        *(torch.tensor(numbers, dtype=torch.float32, device=device) for numbers in (values, borders))
+        torch.tensor(values, dtype=torch.float32, device=device),
+        torch.tensor(borders, dtype=torch.float32, device=device),
     )
 
 
@@ -213,14 +208,12 @@ class Adam8bit(torch.optim.Optimizer):
 
 
 def _zero_moments(weight: torch.Tensor) -> dict[str, Any]:
-    """Both moments of a parameter, all zero, and the number of steps, a plain int:
-    fp32, or codes and scales.
-    """
+    """Both moments of a parameter, all 0, in fp32 or as codes and scales; and the number of steps, an int."""
+    state: dict[str, Any] = {"step": 0}
     if weight.numel() < SMALL_8BIT:
-        return {"step": 0} | {
-            moment: torch.zeros_like(weight, dtype=torch.float32) for moment in ("first", "second")
-        }
-    state = dict[str, Any](step=0)
+        for moment in ("first", "second"):
+            state[moment] = torch.zeros_like(weight, dtype=torch.float32)
+        return state
     blocks = -(-weight.numel() // BLOCK_8BIT)
     for moment in ("first", "second"):
         state[moment] = torch.zeros(blocks, BLOCK_8BIT, dtype=torch.uint8, device=weight.device)
@@ -232,7 +225,8 @@ def _adam(
     weight: torch.Tensor, gradient: torch.Tensor, moments: Moments, step: int, group: dict[str, Any]
 ) -> None:
     """Update the moments and the weight in place (Kingma and Ba 2015, algorithm 1)."""
-    (first, second), (beta1, beta2) = moments, group["betas"]
+    first, second = moments
+    beta1, beta2 = group["betas"]
     first.mul_(beta1).add_(gradient, alpha=1 - beta1)
     second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
     root = second.sqrt().div_((1 - beta2**step) ** 0.5).add_(group["epsilon"])

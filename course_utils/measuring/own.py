@@ -37,15 +37,15 @@ from .watching import PLACEHOLDER, Watch
 # The type of device that each source puts stand-ins on
 CALLED = {"cpu": "cpu", "live": "cuda", "simulated": "cuda"}
 CELL_BY_CELL = (
-    "recurrent layers run cell by cell here; on a GPU cuDNN does them in one kernel, with a reserve of"
-    " its own"
+    "recurrent layers run cell by cell here;"
+    " on a GPU cuDNN does them in one kernel, with a reserve of its own"
 )
 ANY_KERNEL = "attention kernel on this GPU for what your step asks: allow more of them in its sdpa_kernel(…)"
 NOT_IN_STEP = "Leave this out of the step, or measure it with source='cpu' or, on a GPU, 'live'"
 NO_UPDATE = "the step never called optimizer.step(): nothing was updated, and no optimizer states were made"
 SCALER_IS_OFF = (
-    "the GradScaler is off, as torch switches one off that is made where there is no GPU: nothing was scaled"
-    ' here; GradScaler("cuda", …) made inside the step is on'
+    "the GradScaler is off, as torch switches one off that is made where there is no GPU:"
+    ' nothing was scaled here; GradScaler("cuda", …) made inside the step is on'
 )
 
 
@@ -75,20 +75,21 @@ def measure_own(
 
 
 def _auto(own: OwnStep, steps: int, attention: str) -> Measurement:
-    """Live where a GPU is there and the simulation fits it; else the simulation, or where there is none, the
-    CPU.
-    """
+    """Live where the simulation fits the GPU; else the simulation, or where there is none, the CPU."""
     works, how = availability()
     card, broken = live.usable_gpu()
     if card is None:
-        notes = (broken and f"not live: {broken}", "" if works else f"not simulated: {how}")
+        notes: list[str] = []
+        if broken:
+            notes.append(f"not live: {broken}")
+        if not works:
+            notes.append(f"not simulated: {how}")
         return _measured(own, "simulated" if works else "cpu", steps, attention, *notes)
     simulated = None
     try:
         simulated = _measured(own, "simulated", steps, attention)
-    except (
-        RuntimeError
-    ) as error:  # no simulation here, a StepError, or an operator that torch cannot simulate
+    except RuntimeError as error:
+        # no simulation here, a StepError, or an operator that torch cannot simulate
         how = str(error)
     if simulated is None:
         return _live(own, steps, f"not simulated first: {how}", f". Nor can it be simulated: {how}")
@@ -107,9 +108,12 @@ def _measured(own: OwnStep, source: str, steps: int, attention: str, *notes: str
     if source == "live":
         return _live(own, steps, otherwise="; source='simulated' tells what it would need, on any machine")
     try:
-        if source == "simulated" and not (found := availability())[0]:
-            raise SimulationUnavailable(found[1])
-        with own_random_numbers(), simulated_gpu(attention) if source == "simulated" else nullcontext():
+        if source == "simulated":
+            works, how = availability()
+            if not works:
+                raise SimulationUnavailable(how)
+        gpu = simulated_gpu(attention) if source == "simulated" else nullcontext()
+        with own_random_numbers(), gpu:
             return _trace(own, provenance_of(source, *notes), steps)
     except BaseException as error:
         let_go(error)
@@ -118,9 +122,7 @@ def _measured(own: OwnStep, source: str, steps: int, attention: str, *notes: str
 
 
 def _live(own: OwnStep, steps: int, note: str = "", otherwise: str = "") -> Measurement:
-    """Kinds from a pass with the tracker, the device's counters from one without it, each on a copy of its
-    own.
-    """
+    """Kinds from a pass with the tracker, the device's counters from one without it, each on its own copy."""
     live.demand_gpu()
 
     def set_up() -> Callable[[Any], object]:
@@ -131,8 +133,8 @@ def _live(own: OwnStep, steps: int, note: str = "", otherwise: str = "") -> Meas
     def advice(asked: str) -> str:
         free = format_bytes(live.free_bytes(), "GB", 1)
         return (
-            f"your step does not fit this GPU. {asked}. {free} is free now that its memory is"
-            f" released{otherwise}"
+            f"your step does not fit this GPU. {asked}."
+            f" {free} is free now that its memory is released{otherwise}"
         )
 
     with live.released(advice, otherwise), live.refusals_told(ANY_KERNEL + otherwise), own_random_numbers():
@@ -144,6 +146,8 @@ def _live(own: OwnStep, steps: int, note: str = "", otherwise: str = "") -> Meas
 def _trace(own: OwnStep, provenance: Provenance, steps: int) -> Measurement:
     device = CALLED[provenance.source]
     simulated = provenance.source == "simulated"
+    said = "simulating" if simulated else "tracing"
+    where = "the simulated GPU" if simulated else f"device {device!r}"
     losses = list[float]()
     ends = list[int]()
     with ExitStack() as stack:
@@ -155,12 +159,11 @@ def _trace(own: OwnStep, provenance: Provenance, steps: int) -> Measurement:
         watch = stack.enter_context(Watch(tracker, work, simulated))
         for number in range(1, steps + 1):
             watch.begin_step(number)
-            pace.at(
-                (number - 1) / steps, f"{'simulating' if simulated else 'tracing'} step {number} of {steps}"
-            )
-            with errors_told(tracker, "the simulated GPU" if simulated else f"device {device!r}"):
+            pace.at((number - 1) / steps, f"{said} step {number} of {steps}")
+            with errors_told(tracker, where):
                 result = work.advance()
-            losses += [] if simulated else _values(result)
+            if not simulated:
+                losses += _values(result)
             del result  # a loss holds its graph
             watch.end_step()
             gc.collect()  # what only a cycle of references keeps is not a leak
@@ -172,19 +175,20 @@ def _trace(own: OwnStep, provenance: Provenance, steps: int) -> Measurement:
 def _values(result: Any) -> list[float]:
     if isinstance(result, torch.Tensor) and result.numel() == 1:
         return [float(result.detach())]
-    return [float(result)] if isinstance(result, (int, float)) and not isinstance(result, bool) else []
+    if isinstance(result, (int, float)) and not isinstance(result, bool):
+        return [float(result)]
+    return []
 
 
 def _notes(measured: Measurement, own: OwnStep, placeholders: bool) -> Iterator[str]:
-    if measured.source == "simulated" and any(
-        isinstance(part, torch.nn.RNNBase) for part in own.model.modules()
-    ):
+    recurrent = any(isinstance(part, torch.nn.RNNBase) for part in own.model.modules())
+    if measured.source == "simulated" and recurrent:
         yield CELL_BY_CELL
     phases = {mark.phase for mark in measured.timeline.marks}
     if "backward" not in phases:
         yield (
-            "the step had no backward: what forward keeps is kept for nothing, unless it ran under"
-            " torch.no_grad()"
+            "the step had no backward:"
+            " what forward keeps is kept for nothing, unless it ran under torch.no_grad()"
         )
     elif own.optimizers and "optimizer" not in phases:
         yield NO_UPDATE
@@ -203,8 +207,10 @@ def _leak(measured: Measurement, step: int, growth: int) -> str:
     alive = (item for item in measured.allocations if item.step == step and item.died is None)
     text = f"memory grows: {format_bytes(growth)} more after step {step} than after step {step - 1}"
     largest = explained([item for item in alive if item.kind in kinds], 3, "").rows
+    if not largest:
+        return text
     named = (f"{row.count} × {row.shape} {row.dtype} from {row.operation} at {row.line}" for row in largest)
-    return f"{text}; what stays: {', '.join(named)}" if largest else text
+    return f"{text}; what stays: {', '.join(named)}"
 
 
 def _noted(measured: Measurement, *notes: str) -> Measurement:
@@ -232,22 +238,21 @@ def _message(error: Exception, failure: Failure | None, where: str, instead: str
     if failure is None or failure.error != id(error):
         return None
     if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
-        what = (
-            "this reads" if failure.operation == "_local_scalar_dense" else f"{failure.operation} depends on"
-        )
+        reads = failure.operation == "_local_scalar_dense"
+        what = "this reads" if reads else f"{failure.operation} depends on"
         none = "the values of a tensor, and a simulated tensor has a shape but no values"
         return f"{failure.line}: {what} {none}. {instead}"
     if isinstance(error, UnsupportedOperatorException):
         return (
-            f"{failure.line}: {failure.operation} cannot be simulated, as torch can tell what it makes only"
-            f" by running it. {instead}"
+            f"{failure.line}: {failure.operation} cannot be simulated,"
+            f" as torch can tell what it makes only by running it. {instead}"
         )
     devices = {device for shape, device in failure.tensors if shape}
     if len(devices) < 2:
         return None
     given = " and ".join(f"{shape} on {device}" for shape, device in failure.tensors)
     return (
-        f"{failure.line}: {failure.operation} got tensors on different devices: {given}. The model is on"
-        f" {where}: make the other tensor with device=x.device, register it as a buffer of the model, or hand"
-        " it over in batch=…"
+        f"{failure.line}: {failure.operation} got tensors on different devices: {given}."
+        f" The model is on {where}: make the other tensor with device=x.device,"
+        " register it as a buffer of the model, or hand it over in batch=…"
     )

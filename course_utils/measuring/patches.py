@@ -8,22 +8,23 @@ from typing import Any
 from unittest import mock
 
 ONE_AT_A_TIME = threading.RLock()
-"""Held while a step is followed, and a second thread's measurement waits for it: widgets and demos have
-threads of their own, but torch's functions, its random numbers and a GPU's peaks are the whole process's.
+"""Held while a step is followed, and a second thread's measurement waits for it.
+
+Widgets and demos have threads of their own, but torch's functions, its random numbers and a GPU's peaks are
+the whole process's.
 """
 
 
 @contextmanager
 def on_this_thread(owner: Any, name: str, replacement: Any) -> Iterator[None]:
-    """Inside, the function `owner.name` is `replacement` for this thread; every other one gets what it always
-    got.
-    """
+    """Inside, the function `owner.name` is `replacement` for this thread, and for no other."""
     here = threading.get_ident()
     original = getattr(owner, name)
 
     @functools.wraps(original)
     def chosen(*args: Any, **kwargs: Any) -> Any:
-        return (replacement if threading.get_ident() == here else original)(*args, **kwargs)
+        function = replacement if threading.get_ident() == here else original
+        return function(*args, **kwargs)
 
     with mock.patch.object(owner, name, chosen):
         yield

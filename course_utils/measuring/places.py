@@ -1,7 +1,7 @@
-"""The line of code that made a tensor: that of the innermost frame that is neither torch's nor the
-measuring's own.
+"""The line of code that made a tensor.
 
-A backward runs no code of the model, so what it makes is shown with the line of the forward operation.
+It is that of the innermost frame that is neither torch's nor the measuring's own. A backward runs no code of
+the model, so what it makes is shown with the line of the forward operation.
 """
 
 import linecache
@@ -37,8 +37,9 @@ def is_machinery(filename: str) -> bool:
 
 
 def calling_place() -> tuple[Place | None, bool]:
-    """The innermost place in the measured code, in backward in code inside it alone, and whether this is
-    backward.
+    """The innermost place in the measured code, and whether this is backward.
+
+    In backward only a place inside of it counts, as in a hook or a checkpoint's second forward.
     """
     frame = sys._getframe(1)
     while frame is not None:

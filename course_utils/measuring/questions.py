@@ -67,7 +67,8 @@ def answers(memory: Memory) -> list[tuple[Any, str, Any]]:
 
     `memory` is what torch's counters are to say.
     """
-    cuda = {**OF_CARD, **OF_WORK, **_of_memory(memory), **{name: partial(_refuse, name) for name in REFUSED}}
+    refused = {name: partial(_refuse, name) for name in REFUSED}
+    cuda = {**OF_CARD, **OF_WORK, **_of_memory(memory), **refused}
     accelerator = {name: answer for name, answer in cuda.items() if name != "get_device_capability"}
     accelerator |= {name: cuda[same] for name, same in NAMES_OF_ACCELERATOR.items()}
     accelerator["current_accelerator"] = _always(torch.device("cuda"))
@@ -94,14 +95,13 @@ def answers(memory: Memory) -> list[tuple[Any, str, Any]]:
 
 
 def class_of_this_thread(original: Any, answer: type) -> type:
-    """A class that makes `answer` on this thread, on others `original`; what either has made is of this
-    class.
-    """
+    """A class that makes `answer` on this thread, on others `original`; instances of both are of it."""
     here = threading.get_ident()
 
     class Chosen(type):
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-            return (answer if threading.get_ident() == here else original)(*args, **kwargs)
+            make = answer if threading.get_ident() == here else original
+            return make(*args, **kwargs)
 
         def __instancecheck__(cls, thing: Any) -> bool:
             return isinstance(thing, (original, answer))
@@ -134,9 +134,10 @@ def _of_one(answer: Callable[..., Any], device: Any = None) -> Any:
 
 def check_device(device: Any) -> None:
     """Raise StepError for a device that is neither None nor the simulated GPU."""
-    asked = (
-        torch.device("cuda", max(device, 0)) if isinstance(device, int) else torch.device(device or "cuda")
-    )
+    if isinstance(device, int):
+        asked = torch.device("cuda", max(device, 0))
+    else:
+        asked = torch.device(device or "cuda")
     if asked.type != "cuda" or asked.index not in (None, 0):
         raise StepError(_where(f"{device!r} does not exist: only one GPU is simulated, cuda:0"))
 

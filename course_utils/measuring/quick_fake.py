@@ -1,6 +1,4 @@
-"""torch's FakeTensorMode, which finds what it has worked out before in less time: half of a simulated step
-was that.
-"""
+"""torch's FakeTensorMode, with a quicker cache: looking up what was known took half of a simulated step."""
 
 from typing import Any
 
@@ -18,11 +16,11 @@ PLAIN = (int, float, bool, type(None), torch.dtype, torch.device, torch.layout, 
 
 
 class QuickFakeMode(FakeTensorMode):
-    """A FakeTensorMode whose cache has shorter keys. Inherits because torch takes the key from a method of
-    the mode.
+    """A FakeTensorMode whose cache has shorter keys.
 
-    Torch's key for a tensor has 17 entries; here it has those that a dense tensor can differ in. What Adam
-    asks once for each parameter is answered in short. To be removed when torch's own is as quick.
+    It inherits because torch takes the key from a method of the mode. Torch's key for a tensor has 17
+    entries; here it has those that a dense tensor can differ in. What Adam asks once for each parameter is
+    answered in short. To be removed when torch's own is as quick.
     """
 
     def __init__(self, **choices: Any) -> None:
@@ -47,14 +45,10 @@ class QuickFakeMode(FakeTensorMode):
 
     # pyrefly: ignore [bad-override]: up to torch 2.13 the operator stands before its arguments
     def _get_output_tensor_from_cache_entry(self, state: Any, entry: Any, key: Any, *rest: Any) -> Any:
-        known, args = entry.metadata, rest[-1]
-        if (
-            known is None
-            or known.layout is not torch.strided
-            or known.is_conj
-            or known.is_neg
-            or self.shape_env
-        ):
+        known = entry.metadata
+        args = rest[-1]
+        dense = known is not None and known.layout is torch.strided
+        if not dense or known.is_conj or known.is_neg or self.shape_env:
             return super()._get_output_tensor_from_cache_entry(state, entry, key, *rest)
         with in_kernel_invocation_manager(self):
             empty = torch.empty_strided(
@@ -66,9 +60,7 @@ class QuickFakeMode(FakeTensorMode):
         return self._faked(empty, known.device)
 
     def _faked(self, empty: torch.Tensor, device: torch.device) -> FakeTensor:
-        """FakeTensor(self, empty, device), with the attributes of the first one that was made for this
-        device.
-        """
+        """FakeTensor(self, empty, device), with the attributes of the first one made for this device."""
         if device not in self._attributes:
             self._attributes[device] = dict(vars(FakeTensor(self, empty, device)))
         made = torch.Tensor._make_subclass(

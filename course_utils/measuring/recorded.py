@@ -1,8 +1,7 @@
-"""Shipped results: real GPUs' recordings, and simulated runs for platforms that cannot simulate; exact
-matches only.
+"""Shipped results: real GPUs' recordings, and simulated runs for platforms that cannot simulate.
 
-`simulated.json.xz` is written by `python tests/ship_recordings.py`, each `*.jsonl.xz` by `record` on a GPU,
-and xz.
+A run is found by an exact match only. `python tests/ship_recordings.py` writes `simulated.json.xz`; `record`
+on a GPU, and xz, write each `*.jsonl.xz`.
 """
 
 from bisect import bisect_right
@@ -21,10 +20,11 @@ from .recording_file import AS, FOLDER, MEASURED, SETTLED, SIMULATED_GPU, Line, 
 
 FILE = "simulated.json.xz"
 
-POINTS, MOST_ALLOCATIONS = 300, 150
-"""A thinned measurement keeps about so many moments of the timeline, and so many of the allocations at the
-peak.
-"""
+POINTS = 300
+"""A thinned measurement keeps about so many moments of the timeline."""
+
+MOST_ALLOCATIONS = 150
+"""A thinned measurement keeps so many of the allocations at the peak."""
 
 FIELDS = tuple(field.name for field in fields(Allocation))
 """As a recording keeps them; the last one, the stream, only where it is not 0."""
@@ -32,9 +32,7 @@ FIELDS = tuple(field.name for field in fields(Allocation))
 
 @dataclass(frozen=True)
 class Recording:
-    """One result from a real GPU, as `record` wrote it; `task` of a run is its code and
-    its number of steps.
-    """
+    """One result from a real GPU, as `record` wrote it; a run's `task` is its code and number of steps."""
 
     line: Line
     task: str
@@ -45,21 +43,17 @@ class Recording:
     parts: dict[str, Any]
 
     def measurement(self, note: str = "") -> Measurement:
-        """A run's recording as `measure` returns it. ValueError if it was no run, ran out of memory or is
-        damaged.
-        """
+        """A run's recording as `measure` returns it. ValueError if damaged, no run, or out of memory."""
         content = self.line.content
         if self.status != MEASURED:
             why = self.parts.get("out_of_memory", {}).get("message") or content.get("detail", "")
             raise ValueError(f"{self.task} on {self.device}, {self.date}: {self.status}. {why}".rstrip())
         try:
             measured = from_json({"provenance": ["", "", "", ""], **self.parts["measured"]}, note)
-            counted = self.parts["counters"]  # without the driver's counter where other tasks were on the GPU
-            counters = {
-                key: counted[key]
-                for key in ("allocated", "reserved", "driver")
-                if key != "driver" or key in counted
-            }
+            counted = self.parts["counters"]
+            counters = {name: counted[name] for name in ("allocated", "reserved")}
+            if "driver" in counted:  # it is missing where other tasks were on the GPU
+                counters["driver"] = counted["driver"]
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{self.line.place} is damaged: {type(error).__name__}: {error}") from error
         return replace(measured, provenance=replace(self.provenance, note=note), counters=counters)
@@ -76,8 +70,9 @@ class Recording:
         if not others:
             return ""
         return (
-            f"No other task used the GPU, but up to {others} others used the CPU. Steps that start many short"
-            " kernels, or compute on the CPU between them, may be slower than they are alone."
+            f"No other task used the GPU, but up to {others} others used the CPU."
+            " Steps that start many short kernels, or compute on the CPU between them,"
+            " may be slower than they are alone."
         )
 
     def __str__(self) -> str:
@@ -95,23 +90,19 @@ def recordings(device: str | None = None) -> tuple[Recording, ...]:
 
 
 def newest(kind: str) -> tuple[Recording, ...]:
-    """The newest measured result of each task of a kind on each GPU, without GPUs that imitated smaller
-    cards.
-    """
+    """The newest measured result of each task of a kind on each GPU, without imitations of smaller cards."""
     return _newest_each(item for item in recordings() if item.kind == kind and item.status == MEASURED)
 
 
 def attempts(kind: str) -> tuple[Recording, ...]:
-    """The newest result of each task of a kind, however it ended, also of GPUs that
-    imitated smaller cards.
-    """
+    """The newest result of each task of a kind, however it ended, with imitations of smaller cards."""
     return _newest_each(item for item in _gpu_recordings() if item.kind == kind)
 
 
 def _newest_each(items: Iterable[Recording]) -> tuple[Recording, ...]:
-    return tuple(
-        {(item.device, item.task): item for item in sorted(items, key=lambda item: item.date)}.values()
-    )
+    by_date = sorted(items, key=lambda item: item.date)
+    newest_each = {(item.device, item.task): item for item in by_date}  # the last of a key stays
+    return tuple(newest_each.values())
 
 
 def key(run: TrainingRun, steps: int) -> str:
@@ -120,11 +111,11 @@ def key(run: TrainingRun, steps: int) -> str:
 
 
 def find(run: TrainingRun, steps: int, note: str = "", device: str | None = None) -> Measurement:
-    """The recording of exactly this run from the GPU whose name contains `device`, "simulated GPU" for a
-    simulation.
+    """The recording of exactly this run from the GPU whose name contains `device`.
 
-    Without `device` a real GPU comes before a simulation. Raises ValueError, listing what is recorded, if
-    there is no such recording, and naming the GPUs if there are several.
+    "simulated GPU" stands for a simulation. Without `device` a real GPU comes before a simulation. Raises
+    ValueError, listing what is recorded, if there is no such recording, and naming the GPUs if there are
+    several.
     """
     name = key(run, steps)
     real = [item for item in recordings(device) if item.task == name and item.status in SETTLED]
@@ -139,7 +130,11 @@ def find(run: TrainingRun, steps: int, note: str = "", device: str | None = None
     if name in simulated and device in (None, SIMULATED_GPU):
         return from_json(simulated[name], note)
     listed = "\n  ".join([*simulated, *(str(item) for item in _gpu_recordings() if item.kind == "run")])
-    where = f" on {device}" if device not in (None, SIMULATED_GPU) else f" ({note})" if note else ""
+    where = ""
+    if device not in (None, SIMULATED_GPU):
+        where = f" on {device}"
+    elif note:
+        where = f" ({note})"
     raise ValueError(f"no recording of {name}{where}; recorded are:\n  {listed}")
 
 
@@ -149,12 +144,12 @@ def _gpu_recordings() -> tuple[Recording, ...]:
 
 
 def read_folder(folder: Path) -> tuple[Recording, ...]:
-    """Every result in a folder's `*.jsonl`, plain or compressed. ValueError naming file and line for no
-    GPU's.
+    """Every result in a folder's `*.jsonl`, plain or compressed.
+
+    ValueError, naming file and line, for one that is from no GPU.
     """
-    return tuple(
-        read_recording(line) for path in sorted(folder.glob("*.jsonl*")) for line in read_lines(path)
-    )
+    paths = sorted(folder.glob("*.jsonl*"))
+    return tuple(read_recording(line) for path in paths for line in read_lines(path))
 
 
 def read_recording(line: Line) -> Recording:
@@ -173,17 +168,14 @@ def load() -> dict[str, Any]:
 
 
 def save(measurements: dict[str, Measurement], whole: Container[str] = ()) -> bytes:
-    """The text of a recordings file that holds these measurements by key; those in
-    `whole` can be replayed.
-    """
+    """The text of a file of these measurements by key; those in `whole` can be replayed."""
     return text_of({"runs": {name: to_json(item, name in whole) for name, item in measurements.items()}})
 
 
 def to_json(measured: Measurement, whole: bool = False) -> dict[str, Any]:
-    """A measurement as JSON: everything, but unless it is to be `whole`, only the allocations alive at the
-    peak.
-    """
+    """A measurement as JSON; unless it is to be `whole`, only with the allocations alive at the peak."""
     origin = measured.provenance
+    kept = measured.allocations if whole else measured.alive_at(measured.peak_event)
     return {
         "provenance": [origin.source, origin.device, origin.torch, origin.date],
         "breakdown": _breakdown_to_json(measured.breakdown),
@@ -192,11 +184,13 @@ def to_json(measured: Measurement, whole: bool = False) -> dict[str, Any]:
         "changes": [[size, kind] for size, kind in measured.timeline.changes],
         "marks": [[mark.event, mark.step, mark.phase] for mark in measured.timeline.marks],
         "peak_event": measured.peak_event,
-        "allocations": [
-            [getattr(item, name) for name in (FIELDS if item.stream else FIELDS[:-1])]
-            for item in (measured.allocations if whole else measured.alive_at(measured.peak_event))
-        ],
+        "allocations": [_allocation_to_json(item) for item in kept],
     }
+
+
+def _allocation_to_json(item: Allocation) -> list[Any]:
+    names = FIELDS if item.stream else FIELDS[:-1]
+    return [getattr(item, name) for name in names]
 
 
 def from_json(content: dict[str, Any], note: str) -> Measurement:
@@ -223,8 +217,7 @@ def _breakdown_to_json(moment: MemoryBreakdown) -> list[Any]:
 
 
 def thinned(measured: Measurement, points: int = POINTS) -> Measurement:
-    """The same measurement with a timeline of about `points` moments, and the largest allocations at its peak
-    alone.
+    """The measurement with a timeline of about `points` moments, and its largest allocations at the peak.
 
     Kept are the peak, the beginning of each phase and the highest moment of each stretch between; at each of
     them every kind has its true bytes. What led from one to the next becomes one change for each kind, what
@@ -253,9 +246,7 @@ def thinned(measured: Measurement, points: int = POINTS) -> Measurement:
 
 
 def _moments_kept(measured: Measurement, points: int) -> list[int]:
-    """Event counts: 0, the peak, the end, where phases begin, and the highest of each
-    of `points` stretches.
-    """
+    """Event counts: 0, peak, end, the beginnings of phases, and the highest of each of `points` stretches."""
     totals = measured.timeline.totals()
     stretch = max(1, -(-len(totals) // points))
     highest = {

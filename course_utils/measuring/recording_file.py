@@ -1,7 +1,7 @@
-"""Recordings as JSON lines: one object a line, appended as it comes; only a half-written last line is
-removed.
+"""Recordings as JSON lines: one object a line, appended as it comes.
 
-Standard library only: the recorder holds no GPU memory of its own.
+Only a half-written last line is ever removed. Standard library only: the recorder holds no GPU memory of its
+own.
 """
 
 import gzip
@@ -25,17 +25,24 @@ MOST_TRIES = 3
 
 STATUSES = (*SETTLED, FAILED, CRASHED, TIMED_OUT, CUT_SHORT)
 
-FIELDS = {**dict.fromkeys(("task", "kind", "status", "torch", "date", "commit"), str), "steps": int}
-FIELDS |= {"device": dict, "parts": dict}
+FIELDS: dict[str, type] = {
+    "task": str,
+    "kind": str,
+    "status": str,
+    "torch": str,
+    "date": str,
+    "commit": str,
+    "steps": int,
+    "device": dict,
+    "parts": dict,
+}
 
 FOLDER = Path(__file__).with_name("recordings")  # `*.json.xz` of simulations, `*.jsonl.xz` of real GPUs
 NO_XZ = "shipped recordings need lzma, but this Python was built without it: use another Python"
 
 
 def unpacked(name: str) -> dict[str, Any]:
-    """The content of a shipped `.json.xz`. Raises ValueError for one of another schema, and where Python
-    lacks lzma.
-    """
+    """The content of a shipped `.json.xz`. ValueError for another schema, or where Python lacks lzma."""
     content = json.loads(_expanded(FOLDER / name))
     if content.get("schema") != SCHEMA:
         raise ValueError(
@@ -51,8 +58,10 @@ def text_of(content: dict[str, Any]) -> bytes:
 
 def _expanded(path: Path) -> bytes:
     content = path.read_bytes()
+    if path.suffix == ".gz":
+        return gzip.decompress(content)
     if path.suffix != ".xz":
-        return gzip.decompress(content) if path.suffix == ".gz" else content
+        return content
     try:
         import lzma
     except ImportError:
@@ -113,8 +122,7 @@ def _checked(raw: bytes, place: str) -> dict[str, Any]:
 
 
 def repair(path: Path) -> str:
-    """Make a file ready for the next line; returns a sentence that says what was done, "" if nothing had to
-    be.
+    """Make a file ready for the next line; returns a sentence on what was done, "" if nothing was.
 
     A last line without its line feed was being written when the machine stopped: a whole one gets its line
     feed, half a one is cut off. A copy that may only be read can be written to afterwards. ValueError, naming
@@ -122,7 +130,8 @@ def repair(path: Path) -> str:
     """
     if not path.exists():
         return ""
-    if not (mode := path.stat().st_mode) & stat.S_IWUSR:
+    mode = path.stat().st_mode
+    if not mode & stat.S_IWUSR:
         path.chmod(mode | stat.S_IWUSR)
     content = path.read_bytes()
     whole, feed, last = content.rpartition(b"\n")
@@ -140,9 +149,7 @@ def repair(path: Path) -> str:
 
 
 def append(path: Path, content: dict[str, Any]) -> None:
-    """Add one result, all of it or nothing that a later call could not repair, and see it written to the
-    disk.
-    """
+    """Add one result, and see it written to the disk: all of it, or what a later call can repair."""
     line = json.dumps({"schema": SCHEMA, **content}, separators=(",", ":"), ensure_ascii=False) + "\n"
     with path.open("ab") as file:
         file.write(line.encode())

@@ -1,10 +1,8 @@
-"""The report on a script that was watched: its peak, the cards that it fits, and what
-would make it smaller.
-"""
+"""The report on a script that was watched: its peak, the cards that it fits, and what would lower it."""
 
 import re
 from bisect import bisect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from math import prod
 from types import MappingProxyType
@@ -19,10 +17,10 @@ from .memory import CARD
 
 WORTH_IT = 0.03  # Part of the peak that a change has to save to be named
 CHUNKS = 8  # Pieces that the loss is computed in
-EIGHT_BIT = (
-    1 + 4 / 256
-) / 4  # Of fp32: one byte each, and an fp32 scale for 256 (bitsandbytes' block-wise states)
+# Of fp32: one byte each, and an fp32 scale for 256 (bitsandbytes' block-wise states)
+EIGHT_BIT = (1 + 4 / 256) / 4
 EIGHT_BIT_FROM = 4096  # Elements below which bitsandbytes keeps fp32
+PASSING = ("activations", "temporaries")  # Kinds of what a pass makes
 
 Part = Callable[[Allocation], float]
 """The part of an allocation, from 0 to 1, that is left after a change."""
@@ -35,58 +33,48 @@ def report(measured: Measurement, count: int = 10) -> str:
     """All that `watch` prints."""
     replayed = replay(measured)
     word = "simulated" if measured.source == "simulated" else "measured"
-    peaks = (measured.peak, replayed.peak_allocated, replayed.peak_reserved)
-    meant = (
-        ("peak", f"peak of the tensors, {word}, in {measured.peak_phase}"),
-        ("allocated", "by the allocator's rules (max_memory_allocated)"),
-        ("reserved", "by the same (max_memory_reserved)"),
-    )
-    shown = [
-        (name, format_bytes(size, "GB", 3), text) for size, (name, text) in zip(peaks, meant, strict=True)
+    allocated = replayed.peak_allocated
+    reserved = replayed.peak_reserved
+    peaks = [
+        ("peak", _in_gb(measured.peak), f"peak of the tensors, {word}, in {measured.peak_phase}"),
+        ("allocated", _in_gb(allocated), "by the allocator's rules (max_memory_allocated)"),
+        ("reserved", _in_gb(reserved), "by the same (max_memory_reserved)"),
     ]
-    notes = [f"- {note}" for note in measured.provenance.note.split("; ")]
-    changes = changed_peaks(measured)
+    lines = [aligned(peaks, 3), "", str(measured.breakdown), "", repr(measured.explain(count)), ""]
+    lines += [*cards(measured, allocated, reserved), ""]
     rows = [
-        (what, format_bytes(peak, "GB", 3), f"−{percent(1 - peak / measured.peak)}") for what, peak in changes
+        (what, _in_gb(peak), f"−{percent(1 - peak / measured.peak)}")
+        for what, peak in changed_peaks(measured)
     ]
-    return "\n".join(
-        [
-            aligned(shown, 3),
-            "",
-            str(measured.breakdown),
-            "",
-            repr(measured.explain(count)),
-            "",
-            *cards(measured, replayed.peak_allocated, replayed.peak_reserved),
-            "",
-            *(
-                ["Estimated peak after one change, all other tensors as in this step:", aligned(rows)]
-                if rows
-                else []
-            ),
-            "",
-            *notes,
-        ]
-    )
+    if rows:
+        lines.append("Estimated peak after one change, all other tensors as in this step:")
+        lines.append(aligned(rows))
+    lines.append("")
+    lines += [f"- {note}" for note in measured.provenance.note.split("; ")]
+    return "\n".join(lines)
+
+
+def _in_gb(size: int) -> str:
+    return format_bytes(size, "GB", 3)
 
 
 def cards(measured: Measurement, allocated: int, reserved: int) -> Iterator[str]:
-    """Cards of the catalog by whether the script fits them, with a reserve of 5 %, one
-    line for each answer.
-    """
+    """Cards of the catalog by whether the script fits them with 5 % in reserve, a line for each answer."""
     found: dict[str, list[str]] = {}
     here = workspaces_of(CARD.capability).cublas
     for card in GPUS.values():
         # one for forward's thread, one for backward's
         more = 2 * (workspaces_of(card.capability).cublas - here)
         short = int((allocated + more) * SAFETY) - card.room
+        name = card.name
         if short > 0:
-            found.setdefault("Too small", []).append(f"{card.name} (by {format_bytes(short)})")
+            answer = "Too small"
+            name += f" (by {format_bytes(short)})"
+        elif (reserved + more) * SAFETY <= card.room:
+            answer = "Fits"
         else:
-            fits = (reserved + more) * SAFETY <= card.room
-            found.setdefault("Fits" if fits else "Fits if the allocator returns what it caches", []).append(
-                card.name
-            )
+            answer = "Fits if the allocator returns what it caches"
+        found.setdefault(answer, []).append(name)
     yield from (f"{answer}: {', '.join(names)}" for answer, names in sorted(found.items()))
     older = [card.name for card in GPUS.values() if not card.has_bf16]
     if any(item.dtype == "bfloat16" for item in measured.allocations):
@@ -94,16 +82,13 @@ def cards(measured: Measurement, allocated: int, reserved: int) -> Iterator[str]
 
 
 def changed_peaks(measured: Measurement) -> list[tuple[str, int]]:
-    """Changes that would lower the peak by 3 % or more, and the bytes of the peak then,
-    the smallest first.
-    """
+    """Changes that would lower the peak by 3 % or more, and its bytes then, the smallest first."""
     tried = [(what, peak_with(measured, part)) for what, part in _changes(measured)]
     blocks = _blocks(measured)
-    recomputed = (
-        f"each of the {len({name for name, _ in blocks})} blocks recomputed in backward"
-        " (torch.utils.checkpoint)"
-    )
-    tried += [(recomputed, peak_with(measured, away=_recomputed(blocks)))] if blocks else []
+    if blocks:
+        count = len({name for name, _ in blocks})
+        recomputed = f"each of the {count} blocks recomputed in backward (torch.utils.checkpoint)"
+        tried.append((recomputed, peak_with(measured, away=_recomputed(blocks))))
     worth = (1 - WORTH_IT) * measured.peak
     return sorted(((what, peak) for what, peak in tried if peak < worth), key=lambda change: change[1])
 
@@ -121,48 +106,74 @@ def peak_with(
     for item in measured.allocations:
         left = int(item.bytes * part(item))
         gone, back = away.get(item.born, (item.died, None))
-        for event, size in (
-            (item.born, left),
-            (gone, -left),
-            (back, left),
-            (item.died if back else None, -left),
-        ):
+        events = [(item.born, left), (gone, -left), (back, left)]
+        if back:
+            events.append((item.died, -left))
+        for event, size in events:
             if event is not None:
                 changes[event] += size
     marks = measured.timeline.marks
-    start = next((mark.event for mark in marks if marks[-1].step > 1 and mark.step == marks[-1].step), 0)
+    start = 0
+    if marks and marks[-1].step > 1:
+        start = next(mark.event for mark in marks if mark.step == marks[-1].step)
     return max(list(accumulate(changes))[start:], default=0)
 
 
 def _changes(measured: Measurement) -> Iterator[tuple[str, Part]]:
-    weights = {item.shape for item in measured.allocations if item.kind == "parameters"}
-    of_batch = lambda item: (
-        item.kind == "temporaries" and item.phase != "optimizer" and item.shape not in weights
-    )  # noqa: E731
-    halved = lambda item: 0.5 if item.kind in ("activations", "inputs") or of_batch(item) else 1  # noqa: E731
-    yield "half the batch at a time", halved
-    kept = ("activations", "temporaries")
-    loss = f"the loss in {CHUNKS} chunks, with the layer before it"
-    logits = {prod(item.shape) for item in measured.allocations if item.operation == "_log_softmax"}
-    of_loss = lambda item: item.kind in kept and (item.module == "(loss)" or prod(item.shape) in logits)  # noqa: E731
-    yield loss, lambda item: 1 / CHUNKS if of_loss(item) else 1
-    eight = lambda item: (
-        EIGHT_BIT if item.kind == "optimizer_states" and prod(item.shape) >= EIGHT_BIT_FROM else 1
-    )  # noqa: E731
-    if any(item.kind == "optimizer_states" and item.dtype == "float32" for item in measured.allocations):
-        yield "optimizer states in 8 bits (bitsandbytes, as AdamW8bit)", eight
-    of_update = lambda item: 0 if item.kind == "temporaries" and item.phase == "optimizer" else 1  # noqa: E731
-    yield "a fused optimizer (fused=True), which needs no temporaries", of_update
-    scores = {
-        item.shape for item in measured.allocations if item.operation == "_softmax" and len(item.shape) > 2
-    }
-    by_hand = lambda item: 0 if item.kind in kept and item.shape in scores else 1  # noqa: E731
-    yield "scaled_dot_product_attention, which keeps no score matrix", by_hand
+    """Changes of a script, each with the part that it leaves of an allocation."""
+    items = measured.allocations
+    yield "half the batch at a time", _of_half_the_batch(items)
+    yield f"the loss in {CHUNKS} chunks, with the layer before it", _of_a_chunked_loss(items)
+    if any(item.kind == "optimizer_states" and item.dtype == "float32" for item in items):
+        yield "optimizer states in 8 bits (bitsandbytes, as AdamW8bit)", _of_8_bit_states
+    yield "a fused optimizer (fused=True), which needs no temporaries", _of_a_fused_optimizer
+    yield "scaled_dot_product_attention, which keeps no score matrix", _without_scores(items)
+
+
+def _of_half_the_batch(items: Sequence[Allocation]) -> Part:
+    weights = {item.shape for item in items if item.kind == "parameters"}
+
+    def part(item: Allocation) -> float:
+        halved = item.kind in ("activations", "inputs")
+        if item.kind == "temporaries":  # those of the optimizer, or of a weight's shape, are of no batch
+            halved = item.phase != "optimizer" and item.shape not in weights
+        return 0.5 if halved else 1
+
+    return part
+
+
+def _of_a_chunked_loss(items: Sequence[Allocation]) -> Part:
+    logits = {prod(item.shape) for item in items if item.operation == "_log_softmax"}
+
+    def part(item: Allocation) -> float:
+        of_loss = item.module == "(loss)" or prod(item.shape) in logits
+        return 1 / CHUNKS if item.kind in PASSING and of_loss else 1
+
+    return part
+
+
+def _of_8_bit_states(item: Allocation) -> float:
+    large = prod(item.shape) >= EIGHT_BIT_FROM
+    return EIGHT_BIT if item.kind == "optimizer_states" and large else 1
+
+
+def _of_a_fused_optimizer(item: Allocation) -> float:
+    return 0 if item.kind == "temporaries" and item.phase == "optimizer" else 1
+
+
+def _without_scores(items: Sequence[Allocation]) -> Part:
+    scores = {item.shape for item in items if item.operation == "_softmax" and len(item.shape) > 2}
+
+    def part(item: Allocation) -> float:
+        return 0 if item.kind in PASSING and item.shape in scores else 1
+
+    return part
 
 
 def _recomputed(blocks: Blocks) -> dict[int, tuple[int, int]]:
-    """Tensors that blocks keep, outputs aside: freed once the block has its output, back before backward
-    frees any.
+    """Tensors that blocks keep, outputs aside, by birth: when they are freed, and when they are back.
+
+    They are freed once the block has its output, and back before backward frees any.
     """
     found: dict[int, tuple[int, int]] = {}
     for items in blocks.values():
@@ -173,18 +184,17 @@ def _recomputed(blocks: Blocks) -> dict[int, tuple[int, int]]:
 
 
 def _blocks(measured: Measurement) -> Blocks:
-    """Tensors kept by each block of the model: modules whose names differ in one number, if there are at
-    least 3.
+    """Tensors kept by each block of the model.
+
+    Blocks are modules whose names differ in one number, if there are at least 3 of them.
     """
     found: Blocks = {}
     marks = measured.timeline.marks
     backwards = [mark.event for mark in marks if mark.phase == "backward"]
+    last_forward = (marks[-1].step, "forward")
     for item in measured.allocations:
         name = re.match(r"[^ ]*?\.\d+(?=\.|$)", item.module)
-        kept = item.kind in ("activations", "weight_copies") and (item.step, item.phase) == (
-            marks[-1].step,
-            "forward",
-        )
-        if name and kept:
+        kept = item.kind in ("activations", "weight_copies")
+        if name and kept and (item.step, item.phase) == last_forward:
             found.setdefault((name[0], bisect(backwards, item.born)), []).append(item)
     return found if len({name for name, _ in found}) > 2 else {}

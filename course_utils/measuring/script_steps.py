@@ -1,6 +1,4 @@
-"""Following a script as it is: models, optimizers and steps are noticed as they appear, data on the host
-stays real.
-"""
+"""Following a script as it is: its models, optimizers and steps are noticed, data on the host stays real."""
 
 import gc
 from collections import Counter
@@ -27,21 +25,18 @@ PATIENCE = 16
 
 
 class Finished(BaseException):
-    """Ends a script that has taken its steps. Not an Exception, so that no handler of
-    the script's stops it.
-    """
+    """Ends a script that has taken its steps. No Exception, so that no handler of the script's stops it."""
 
 
 class ScriptWatch(Watch):
-    """Tells the tracker the phases of a script's steps; calls `finish` with each step's end when there are
-    enough.
-    """
+    """Tells the tracker the phases of a script's steps; the last one calls `finish` with each step's end."""
 
     def __init__(
         self, tracker: Tracker, steps: int, simulated: bool, finish: Callable[[list[int]], None]
     ) -> None:
         super().__init__(tracker, OwnStep(lambda: None, torch.nn.Module()), simulated)
-        self.steps, self.finish = steps, finish
+        self.steps = steps
+        self.finish = finish
         self.ends: list[int] = []
         self.taken: list[Counter[str]] = []
         self.stepped: Counter[int] = Counter()  # by optimizer, since the last step of the training was over
@@ -88,9 +83,7 @@ class ScriptWatch(Watch):
         self._leave_module()
 
     def _discover(self, root: torch.nn.Module) -> None:
-        """Name a model's modules, and bind its weights, buffers and gradients, when it or a part of it is
-        first met.
-        """
+        """Name a model's modules, and bind its weights, buffers and gradients, when first a part is met."""
         kind = type(root).__name__
         for path, module in root.named_modules():
             if self._names.setdefault(id(module), f"{kind}.{path}" if path else kind):
@@ -106,8 +99,11 @@ class ScriptWatch(Watch):
         self._weights[id(weight)] = name
         self.tracker.bind("parameters", [weight], name)
         if weight.requires_grad and weight.is_leaf:
-            bind = lambda owner: self.tracker.bind("gradients", [owner.grad], name)  # noqa: E731
+            bind = partial(self._bind_gradient, name)
             self._stack.enter_context(weight.register_post_accumulate_grad_hook(bind))
+
+    def _bind_gradient(self, name: str, owner: torch.Tensor) -> None:
+        self.tracker.bind("gradients", [owner.grad], name)
 
     def _after_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Count a step of an optimizer; when all that step have, one step of the training is over."""
@@ -131,10 +127,10 @@ class ScriptWatch(Watch):
 
     def end_step(self) -> None:
         """One step of the training is over: note where it ended; with the last of them, end the script."""
-        stepped = (
-            type(self._optimizers[one]).__name__ for one, times in self.stepped.items() for _ in range(times)
-        )
-        self.taken.append(Counter(stepped))
+        taken: Counter[str] = Counter()
+        for one, times in self.stepped.items():
+            taken[type(self._optimizers[one]).__name__] += times
+        self.taken.append(taken)
         self._optimizers = {one: self._optimizers[one] for one in self.stepped}  # the others never step
         self.stepped.clear()
         self.ends.append(len(self.tracker.events))

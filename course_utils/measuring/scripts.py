@@ -58,11 +58,7 @@ def watch_script(path: str | Path, arguments: Sequence[str] = (), source: str = 
     path = _checked(path)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ScriptError("a script is watched on one GPU: start it without torchrun (WORLD_SIZE is above 1)")
-    simulated = source == "simulated" or (source == "auto" and live.usable_gpu()[0] is None)
-    if simulated and not (found := availability())[0]:
-        raise SimulationUnavailable(found[1])
-    if not simulated:
-        live.demand_gpu()
+    simulated = _is_simulated(source)
     with ExitStack() as stack:
         run = stack.enter_context
         run(own_random_numbers())
@@ -96,6 +92,17 @@ def watch_script(path: str | Path, arguments: Sequence[str] = (), source: str = 
     return replace(measured[0], provenance=replace(provenance, note="; ".join(notes)))
 
 
+def _is_simulated(source: str) -> bool:
+    """True for the simulated GPU, False for a real one. Raises if this machine has not the one asked for."""
+    if source == "simulated" or (source == "auto" and live.usable_gpu()[0] is None):
+        works, how = availability()
+        if not works:
+            raise SimulationUnavailable(how)
+        return True
+    live.demand_gpu()
+    return False
+
+
 def _checked(path: str | Path) -> Path:
     path = Path(path)
     if not path.is_file():
@@ -103,10 +110,12 @@ def _checked(path: str | Path) -> Path:
     try:
         compile(path.read_bytes(), str(path), "exec")
     except (SyntaxError, ValueError) as error:
-        line = (
-            f":{error.lineno}  {error.text.strip()}" if isinstance(error, SyntaxError) and error.text else ""
-        )
-        said = error.msg if isinstance(error, SyntaxError) else error
+        line = ""
+        said = str(error)
+        if isinstance(error, SyntaxError):
+            said = error.msg
+            if error.text:
+                line = f":{error.lineno}  {error.text.strip()}"
         raise ScriptError(f"{path.name}{line}: this interpreter cannot read it as Python: {said}") from None
     return path
 
@@ -139,47 +148,44 @@ def _execute(path: Path, arguments: Sequence[str], watch: ScriptWatch) -> None:
 
 
 def _sentence(error: BaseException, path: Path, failure: Failure | None) -> str:
-    """One sentence on what a script cannot do here, with its line; for an error of its own, its traceback as
-    well.
+    """One sentence on what a script cannot do here, with its line; for its own error the traceback, too.
 
     The line is the innermost one of the script's own files that the exception went through.
     """
     own = [one for one in traceback.extract_tb(error.__traceback__) if not is_machinery(one.filename)]
     frames = [one for one in own if Path(one.filename).resolve().is_relative_to(path.parent.resolve())]
     line = described((frames[-1].filename, frames[-1].lineno or 0)) if frames else path.name
+    operation = failure.operation if failure else "this"
     for each in chain(error):
-        if isinstance(each, NotAllowed | StepError):
-            said = str(each).partition(": ")[2] or str(each)
-            return f"{line}: {said}"
-        if isinstance(each, MemoryError) or "can't allocate memory" in str(each):
-            return (
-                f"{line}: ran out of host memory: tensors on the CPU are real here, only GPU tensors are"
-                " simulated"
-            )
-        operation = failure.operation if failure else "this"
-        if isinstance(each, DataDependentOutputException | DynamicOutputShapeException):
-            return (
-                f"{line}: {operation} needs the values of its input, but a simulated GPU has only shapes, no"
-                " values"
-            )
-        if isinstance(
-            each, UnsupportedOperatorException
-        ) or "no rule registered for HigherOrderOperator" in str(each):
-            return (
-                f"{line}: {operation} cannot be simulated: torch can tell what this kernel makes only by"
-                " running it"
-            )
-        if any("triton" in frame.filename for frame in traceback.extract_tb(each.__traceback__)[-3:]):
-            return f"{line}: runs its own triton kernel, which needs a real GPU"
+        why = _why_not(each, operation)
+        if why is not None:
+            return f"{line}: {why}"
     said = traceback.format_exception_only(error)[-1].strip()
     shown = "".join(traceback.format_list(frames))
     return f"{line}: the script itself fails: {said}\n{shown.rstrip()}"
 
 
+def _why_not(error: BaseException, operation: str) -> str | None:
+    """Why a script cannot do here what raised this error; None if it would fail anywhere."""
+    if isinstance(error, NotAllowed | StepError):
+        return str(error).partition(": ")[2] or str(error)
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        return "ran out of host memory: tensors on the CPU are real here, only GPU tensors are simulated"
+    if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+        return f"{operation} needs the values of its input, but a simulated GPU has only shapes, no values"
+    no_rule = "no rule registered for HigherOrderOperator" in str(error)
+    if isinstance(error, UnsupportedOperatorException) or no_rule:
+        return f"{operation} cannot be simulated: torch can tell what this kernel makes only by running it"
+    if any("triton" in frame.filename for frame in traceback.extract_tb(error.__traceback__)[-3:]):
+        return "runs its own triton kernel, which needs a real GPU"
+    return None
+
+
 @contextmanager
 def replaced(notes: dict[str, None], simulated: bool) -> Iterator[None]:
-    """Inside, what plain torch code cannot use here is replaced, which adds to `notes`; torch's defaults
-    return.
+    """Inside, what plain torch code cannot use here is replaced, which adds to `notes`.
+
+    Afterwards torch's defaults are what they were.
     """
     with ExitStack() as stack:
         for owner, name, replacement in _replacements(notes, simulated):
@@ -191,16 +197,14 @@ def replaced(notes: dict[str, None], simulated: bool) -> Iterator[None]:
 
 
 def _replacements(notes: dict[str, None], simulated: bool) -> Iterator[tuple[Any, str, Any]]:
-    """Replacements for what a watched script cannot use: owner, name, and a function that also adds to the
-    notes.
-    """
+    """Replacements for what a watched script cannot use: owner, name, and a function that may add notes."""
     loader = torch.utils.data.DataLoader
     yield loader, "__init__", partialmethod(_make_loader, notes, loader.__init__)
     yield torch.distributed, "init_process_group", _one_process
     if not simulated:
         return
     yield torch, "compile", partial(_eager, notes)
-    yield torch.nn.Module, "compile", lambda module, *_, **__: _eager(notes, module) and None
+    yield torch.nn.Module, "compile", partial(_compile_nothing, notes)
     yield torch, "load", partial(_load, torch.load)
     yield torch.Tensor, "pin_memory", lambda tensor, *_: tensor
     yield torch, "Generator", class_of_this_thread(torch.Generator, HostGenerator)
@@ -218,7 +222,13 @@ def _eager(notes: dict[str, None], model: Any = None, **_: Any) -> Any:
     notes.setdefault(
         "torch.compile is skipped: the step runs eagerly and keeps other tensors than a compiled step"
     )
-    return model if model is not None else lambda function: function
+    if model is not None:
+        return model
+    return lambda function: function
+
+
+def _compile_nothing(notes: dict[str, None], *_: Any, **__: Any) -> None:
+    _eager(notes)
 
 
 def _without_history(notes: dict[str, None], *_: Any, **__: Any) -> str:
@@ -258,7 +268,8 @@ WORKERS = (
 
 def _steps(watch: ScriptWatch, values: HostValues) -> Iterator[str]:
     each = " and ".join(f"{times} of {name}" for name, times in watch.taken[-1].items())
-    yield f"{len(watch.ends)} step{'s' * (len(watch.ends) > 1)} taken, the last one {each}"
+    steps = "1 step" if len(watch.ends) == 1 else f"{len(watch.ends)} steps"
+    yield f"{steps} taken, the last one {each}"
     if len(watch.ends) < STEPS:
         yield "the script ended after its first step, whose optimizer states appear only at its end"
     if values.read:

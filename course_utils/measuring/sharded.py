@@ -33,8 +33,7 @@ aten = torch.ops.aten
 
 @lru_cache(maxsize=16)
 def measure_sharded(run: TrainingRun, steps: int, note: str) -> Measurement:
-    """`steps` steps of `run` as FSDP2 on rank 0 of `run.world_size` simulated ranks; the peak is that of the
-    last.
+    """`steps` steps of `run` as FSDP2 on rank 0 of `run.world_size` simulated ranks; the last one's peak.
 
     zero_stage 3 frees parameters after a block's forward and gathers them again for its backward; zero_stage
     2 keeps them in between. Gathered parameters and the buffers of collectives are "communication". With
@@ -60,14 +59,11 @@ def measure_sharded(run: TrainingRun, steps: int, note: str) -> Measurement:
 
 
 def quick_plans() -> Any:
-    """Inside, a DTensor's plan asks for no kind of shard that FSDP2 never makes: in torch 2.13 that takes n²
-    time.
-    """
+    """Inside, a DTensor's plan asks for no shards that FSDP2 never makes: torch 2.13 takes n² time."""
     from torch.distributed.tensor import _sharding_prop
 
-    return mock.patch.object(
-        _sharding_prop, "_propagate_use_strided_shard_flag", lambda *_: None, create=True
-    )
+    name = "_propagate_use_strided_shard_flag"
+    return mock.patch.object(_sharding_prop, name, lambda *_: None, create=True)
 
 
 @contextmanager
@@ -129,9 +125,7 @@ STREAMS: dict[str, Any] = {
 
 
 class ShardedTraining(Training):
-    """The training step of `run` with its network sharded over `mesh`: each block by itself, then all that is
-    left.
-    """
+    """The training step of `run`, its network sharded over `mesh`: each block by itself, then the rest."""
 
     def __init__(self, run: TrainingRun, mesh: Any) -> None:
         self.mesh = mesh
@@ -141,7 +135,7 @@ class ShardedTraining(Training):
         from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
         run = self.run
-        (network, policy) = self._whole()
+        network, policy = self._whole()
         for block in network.blocks:
             fully_shard(block, mesh=self.mesh, mp_policy=policy, reshard_after_forward=run.zero_stage == 3)
         fully_shard(network, mesh=self.mesh, mp_policy=policy)  # these parameters stay until their backward
@@ -150,15 +144,18 @@ class ShardedTraining(Training):
         return network
 
     def _whole(self) -> tuple[Transformer, Any]:
-        """The network before anything of it is sharded, and in which formats FSDP2 is to gather and to
-        reduce.
-        """
+        """The network before anything of it is sharded, and the formats to gather and to reduce in."""
         from torch.distributed.fsdp import MixedPrecisionPolicy
 
         run = self.run
-        low = getattr(torch, self.run.precision.dtype)
-        policy = MixedPrecisionPolicy(low, torch.float32) if run.precision.master else MixedPrecisionPolicy()
-        with torch.device(self.device), default_dtype(torch.float32 if run.precision.master else low):
+        low = getattr(torch, run.precision.dtype)
+        if run.precision.master:
+            policy = MixedPrecisionPolicy(low, torch.float32)
+            kept = torch.float32
+        else:
+            policy = MixedPrecisionPolicy()
+            kept = low
+        with torch.device(self.device), default_dtype(kept):
             return build_network(run.model, run.attention, run.recompute), policy
 
     def _optimizer(self) -> torch.optim.Optimizer:
@@ -169,18 +166,15 @@ PLAN = "_propagate_tensor_meta_non_cached"  # by which torch's ShardingPropagato
 
 
 class ShardTracker(Tracker):
-    """Knows FSDP2's buffers by the operators that fill and empty them; leaves out the tensors of DTensors'
-    plans.
-    """
+    """Knows FSDP2's buffers by the operators that fill and empty them; leaves out what DTensors plan with."""
 
     def __init__(self, device: str, workspaces: Workspaces | None = None) -> None:
         from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
         super().__init__(device, workspaces)
         self._planning = False
-        self._plans = on_this_thread(
-            ShardingPropagator, PLAN, partial(self._plan, getattr(ShardingPropagator, PLAN))
-        )
+        followed = partial(self._plan, getattr(ShardingPropagator, PLAN))
+        self._plans = on_this_thread(ShardingPropagator, PLAN, followed)
 
     def _storage(self, key: int, size: int, shape: tuple[int, ...], dtype: str, operation: str) -> Storage:
         made = super()._storage(key, size, shape, dtype, operation)
@@ -213,12 +207,8 @@ class ShardTracker(Tracker):
         elif func is aten._to_copy.default and (self.phase in FORWARD or self._recomputing):
             source = self._known(args[0])
             copy = self._known(out)
-            if (
-                source is not None
-                and copy is not None
-                and source.bound == "communication"
-                and source is not copy
-            ):
+            gathered = source is not None and source.bound == "communication"
+            if gathered and copy is not None and copy is not source:
                 copy.bound = "weight_copies"  # autocast's, of a gathered weight
         return out
 

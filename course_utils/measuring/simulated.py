@@ -1,11 +1,10 @@
-"""A GPU that is not there: the genuine eager step on fake CUDA tensors, dispatched and freed as on a real
-one.
+"""A GPU that is not there: the genuine eager step on fake CUDA tensors, dispatched as on a real one.
 
 torch's FakeTensorMode gives tensors that have a shape, a dtype and the device "cuda", but no memory. Three
 things keep it from working without a GPU, and this file fixes each:
 
 1. The CPU build has no device guard for CUDA, and its CUDA hooks say that CUDA was not built, so backward
-refuses.
+   refuses.
 2. A CUDA build without a GPU has both, but backward asks the hooks for a device's context.
 3. The CPU build lacks three CUDA kernels whose operators it then takes apart; on a GPU each is one kernel.
 
@@ -32,7 +31,7 @@ from ..errors import SimulationUnavailable, StepError
 from .patches import ONE_AT_A_TIME, on_this_thread
 from .quick_fake import QuickFakeMode
 
-# of a fake mode: they would run on a real device, with real memory
+# of a fake mode; fallback kernels would run on a real device, with real memory
 CHOICES = {"allow_fallback_kernels": False}
 CUDA, META = 1, 14  # c10::DeviceType
 GUARD_TYPE, GUARD_DEVICE_COUNT = 0, 15
@@ -56,9 +55,7 @@ def _availability() -> tuple[bool, str]:
 
 
 def self_test() -> str:
-    """Run a small step on the simulated GPU; returns which build that was on. Raises
-    SimulationUnavailable.
-    """
+    """Run a small step on the simulated GPU; returns on which build. Raises SimulationUnavailable."""
     how = _enable()
     try:
         gradient = _gradient_of_a_small_step()
@@ -93,12 +90,9 @@ def _enable() -> str:
             _patch_hooks({HOOKS_HAS_CONTEXT: _answer_no(ctypes.c_bool, ctypes.c_int8)})
             return "CUDA build of torch without a GPU"
         _register_device_guard()
-        _patch_hooks(
-            {
-                HOOKS_IS_BUILT: _address(_library("torch_cpu")._ZN2at7Context9hasOpenMPEv),
-                HOOKS_HAS_CONTEXT: None,
-            }
-        )
+        # a function of torch's that takes no arguments and says yes, if only to another question
+        yes = _address(_library("torch_cpu")._ZN2at7Context9hasOpenMPEv)
+        _patch_hooks({HOOKS_IS_BUILT: yes, HOOKS_HAS_CONTEXT: None})
     except (AttributeError, OSError, ValueError) as error:
         raise SimulationUnavailable(
             f"torch {torch.__version__} is laid out in a way this course does not know: {error}"
@@ -108,9 +102,7 @@ def _enable() -> str:
 
 
 def _keep_for_ever(thing: Any) -> None:
-    """Never free `thing`: torch's libraries use it until the process is gone, longer than Python's own
-    objects live.
-    """
+    """Never free `thing`: torch's libraries use it until the process is gone, longer than Python lives."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
@@ -130,8 +122,9 @@ def _answer_no(result: Any, *arguments: Any) -> int:
 
 
 def _table_with(instance: int, changes: dict[int, int], slots: int) -> int:
-    """A copy of `instance`'s table of virtual functions, changed; returns where they begin, behind two other
-    words.
+    """A copy of `instance`'s table of virtual functions, changed; returns where they begin.
+
+    In front of them are two other words, an offset and the type's description (Itanium C++ ABI).
     """
     functions = ctypes.cast(instance, ctypes.POINTER(ctypes.c_void_p))[0]
     words = (ctypes.c_void_p * (slots + 2)).from_address(functions - 2 * ctypes.sizeof(ctypes.c_void_p))
@@ -143,8 +136,9 @@ def _table_with(instance: int, changes: dict[int, int], slots: int) -> int:
 
 
 def _register_device_guard() -> None:
-    """Give CUDA the no-op guard that torch makes where one counts no devices: a copy of the `meta` device's
-    is lent.
+    """Give CUDA the no-op guard that torch makes where a guard counts no devices.
+
+    What counts none is a copy of the `meta` device's guard, lent until torch has replaced it.
     """
     c10 = _library("c10")
     table = (ctypes.c_void_p * 32).in_dll(c10, "_ZN3c104impl26device_guard_impl_registryE")
@@ -155,9 +149,8 @@ def _register_device_guard() -> None:
 
     if ask(GUARD_TYPE) != META or ask(GUARD_DEVICE_COUNT) != 1:
         raise SimulationUnavailable(f"torch {torch.__version__} lays out its device guards in an unknown way")
-    lent = ctypes.c_void_p(
-        _table_with(table[META], {GUARD_DEVICE_COUNT: _answer_no(ctypes.c_int8)}, slots=32)
-    )
+    no_devices = {GUARD_DEVICE_COUNT: _answer_no(ctypes.c_int8)}
+    lent = ctypes.c_void_p(_table_with(table[META], no_devices, slots=32))
     _keep_for_ever(lent)
     register = c10._ZN3c104impl19registerDeviceGuardENS_10DeviceTypeEPKNS0_24DeviceGuardImplInterfaceE
     register.argtypes = [ctypes.c_int8, ctypes.c_void_p]
@@ -175,18 +168,16 @@ def _patch_hooks(changes: dict[int, int | None]) -> None:
     get = _library("torch_cpu")._ZN2at6detail12getCUDAHooksEv
     get.restype = ctypes.c_void_p
     hooks = get()
-    functions = ctypes.cast(
-        ctypes.cast(hooks, ctypes.POINTER(ctypes.c_void_p))[0], ctypes.POINTER(ctypes.c_void_p)
-    )
+    table = ctypes.cast(hooks, ctypes.POINTER(ctypes.c_void_p))
+    functions = ctypes.cast(table[0], ctypes.POINTER(ctypes.c_void_p))
     is_built = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)(functions[HOOKS_IS_BUILT])(hooks)
     if is_built != torch.backends.cuda.is_built():
         raise SimulationUnavailable(f"torch {torch.__version__} lays out its CUDA hooks in an unknown way")
-    answers = {
-        slot: functions[HOOKS_IS_BUILT] if answer is None else answer for slot, answer in changes.items()
-    }
+    no = functions[HOOKS_IS_BUILT]
+    answers = {slot: no if answer is None else answer for slot, answer in changes.items()}
     if HOOKS_IS_BUILT in changes and not _library("torch_cpu")._ZN2at7Context9hasOpenMPEv() & 1:
         raise SimulationUnavailable("this torch is built without OpenMP, which the simulated GPU needs")
-    ctypes.cast(hooks, ctypes.POINTER(ctypes.c_void_p))[0] = _table_with(hooks, answers, slots=96)
+    table[0] = _table_with(hooks, answers, slots=96)
 
 
 def _register_missing_kernels() -> None:
@@ -197,7 +188,8 @@ def _register_missing_kernels() -> None:
         x: torch.Tensor, shape: Any, weight: Any = None, eps: Any = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         rows = [*x.shape[: x.dim() - len(shape)], *[1] * len(shape)]
-        return torch.empty_like(x), x.new_empty(rows, dtype=torch.float32 if x.dtype in half else x.dtype)
+        exact = torch.float32 if x.dtype in half else x.dtype
+        return torch.empty_like(x), x.new_empty(rows, dtype=exact)
 
     library = torch.library.Library("aten", "IMPL")
     _keep_for_ever(library)
@@ -208,8 +200,7 @@ def _register_missing_kernels() -> None:
 
 @contextlib.contextmanager
 def simulated_gpu(attention: str, mode: QuickFakeMode | None = None) -> Iterator[None]:
-    """Inside, every tensor on "cuda" is fake, of `mode` or a new one, and `attention` is the kernel that
-    runs.
+    """Inside, every tensor on "cuda" is fake, of `mode` or a new one; `attention` is the kernel that runs.
 
     Raises SimulationUnavailable.
     """
@@ -223,11 +214,7 @@ def simulated_gpu(attention: str, mode: QuickFakeMode | None = None) -> Iterator
         enter(on_this_thread(torch.cuda, "is_bf16_supported", lambda *_, **__: True))
         # GradScaler reads on the host whether gradients are finite; fake ones have no value, so it always
         # steps.
-        enter(
-            on_this_thread(
-                torch.amp.GradScaler, "_maybe_opt_step", lambda _, one, __, *a, **k: one.step(*a, **k)
-            )
-        )
+        enter(on_this_thread(torch.amp.GradScaler, "_maybe_opt_step", _always_step))
         attend = _attention_as_torch_chooses if attention == "auto" else partial(_attention, attention)
         enter(on_this_thread(torch.nn.functional, "scaled_dot_product_attention", attend))
         # foreach=None looks at the exact type of the parameters, which is FakeTensor here.
@@ -242,6 +229,10 @@ def simulated_gpu(attention: str, mode: QuickFakeMode | None = None) -> Iterator
         yield
 
 
+def _always_step(_: Any, optimizer: Any, __: Any, *args: Any, **kwargs: Any) -> Any:
+    return optimizer.step(*args, **kwargs)
+
+
 def _attention(
     kernel: str,
     q: torch.Tensor,
@@ -253,8 +244,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """`scaled_dot_product_attention` that calls one kernel: on fake tensors torch would fall back to plain
-    mathematics.
+    """`scaled_dot_product_attention` by one kernel: on fake tensors torch would take plain mathematics.
 
     Patched as a function, not by a TorchFunctionMode, which is off during backward: recomputation would
     differ.
@@ -283,9 +273,7 @@ def _attention_as_torch_chooses(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """The flash kernel where it can run (16 bits, no mask, heads of up to 256 elements), else the efficient
-    one.
-    """
+    """The flash kernel where it can run (16 bits, no mask, heads of up to 256), else the efficient one."""
     autocast = torch.is_autocast_enabled("cuda")
     dtype = torch.get_autocast_dtype("cuda") if autocast else q.dtype
     flash = dtype in (torch.float16, torch.bfloat16) and attn_mask is None and q.size(-1) <= 256

@@ -59,7 +59,6 @@ def measure(
     there. Without an optimizer the step may be a forward alone, and gradients may come from
     `torch.autograd.grad`. Raises StepError for a step that cannot be measured; others pass as they are.
     """
-    own = {"step": step, "model": model, "optimizer": optimizer, "batch": batch}
     check_known("attention", attention, OWN_ATTENTIONS)
     check_known("source", source, SOURCES)
     if not isinstance(steps, int) or isinstance(steps, bool) or not 1 <= steps <= MOST_STEPS:
@@ -71,16 +70,26 @@ def measure(
         )
     chosen = forced_source() if source == "auto" else source
     if run is None and step is not None and model is not None:
-        if (source, chosen) == ("auto", "recorded"):
+        if source == "auto" and chosen == "recorded":
             chosen = "simulated"  # COURSE_SOURCE has no recording of one's own step
-        kept = workspaces_on(None if card is None else gpu(card).name)
-        how: dict[str, Any] = {"source": chosen, "steps": steps, "attention": attention, "workspaces": kept}
+        workspaces = workspaces_on(None if card is None else gpu(card).name)
         # an interrupt in the middle of an import would leave modules half made
         with working("getting ready"):
             from .own import measure_own
 
-            return measure_own(step, model, optimizer, batch, **how)
-    own |= {"attention": attention if attention != "auto" else None, "card": card}
+            return measure_own(
+                step,
+                model,
+                optimizer,
+                batch,
+                source=chosen,
+                steps=steps,
+                attention=attention,
+                workspaces=workspaces,
+            )
+    own = {"step": step, "model": model, "optimizer": optimizer, "batch": batch}
+    own["attention"] = None if attention == "auto" else attention
+    own["card"] = card
     given = [name for name, value in own.items() if value is not None]
     run = _measurable(run, given)
     if run.world_size > 1:
@@ -95,13 +104,11 @@ def measure(
 
 
 def _measurable(run: Any, given: list[str]) -> TrainingRun:
-    """`run` itself. TypeError if it is no run or has something `given` with it, ValueError if no source
-    measures it.
-    """
+    """`run` itself. TypeError if it is no run or something is `given` with it, ValueError if unmeasurable."""
     if not isinstance(run, TrainingRun):
         raise TypeError(
-            "measure takes a TrainingRun, measure(run), or a step of your own with the model that it trains, "
-            "measure(step=step, model=model, optimizer=optimizer, batch=batch)"
+            "measure takes a TrainingRun, measure(run), or a step of your own with the model that it trains,"
+            " measure(step=step, model=model, optimizer=optimizer, batch=batch)"
         )
     if given:
         raise TypeError(
@@ -110,13 +117,13 @@ def _measurable(run: Any, given: list[str]) -> TrainingRun:
     if run.precision.name == "fp8":
         raise ValueError(
             "fp8 is not measured: torch by itself trains nothing in fp8, libraries such as MS-AMP do;"
-            " estimate(run) accounts for its states; choose precision='bf16-master' to measure the nearest"
-            " recipe"
+            " estimate(run) accounts for its states;"
+            " choose precision='bf16-master' to measure the nearest recipe"
         )
     if run.tensor_parallel > 1:
         raise ValueError(
-            "tensor parallelism has closed forms only: course_utils.rank_states(run) says what one rank"
-            " keeps; or set tensor_parallel=1"
+            "tensor parallelism has closed forms only:"
+            " course_utils.rank_states(run) says what one rank keeps; or set tensor_parallel=1"
         )
     return run
 
@@ -136,7 +143,9 @@ def choose_source(run: TrainingRun) -> tuple[str, str]:
         asked = format_bytes(estimate(run).total, "GB", 1)
         there = format_bytes(card.memory, "GB", 1)
         reason = f"needs {asked}, {card.name} has {there} free"
-    return ("simulated", reason) if reason else ("live", "")
+    if reason:
+        return "simulated", reason
+    return "live", ""
 
 
 def forced_source() -> str:
@@ -163,8 +172,9 @@ def _source_of_ranks(run: TrainingRun, source: str) -> str:
         return "simulated"
     raise ValueError(
         f"{run.world_size} ranks with zero_stage={run.zero_stage} cannot be measured with source={source!r}:"
-        " zero_stage 2 and 3 (FSDP2) work with source='simulated', 0 and 1 (DistributedDataParallel, whose"
-        " reducer wants real gradients) with source='cpu' and a small model in fp32 with eager attention"
+        " zero_stage 2 and 3 (FSDP2) work with source='simulated',"
+        " 0 and 1 (DistributedDataParallel, whose reducer wants real gradients) with source='cpu'"
+        " and a small model in fp32 with eager attention"
     )
 
 
@@ -191,7 +201,8 @@ def _simulated(run: TrainingRun, steps: int, note: str) -> Measurement:
 
     works, how = availability()
     if not works:
-        return find(run, steps, "; ".join(filter(None, (note, f"not simulated here: {how}"))), SIMULATED_GPU)
+        notes = "; ".join(filter(None, (note, f"not simulated here: {how}")))
+        return find(run, steps, notes, SIMULATED_GPU)
     if run.world_size > 1:
         from .sharded import measure_sharded
 
@@ -204,16 +215,16 @@ def _simulated(run: TrainingRun, steps: int, note: str) -> Measurement:
 def _cpu(run: TrainingRun, steps: int, note: str) -> Measurement:
     if run.precision.name != "fp32" or run.attention != "eager":
         raise ValueError(
-            "on the CPU the course runs precision='fp32' with attention='eager' only; this run has"
-            f" {run.precision.name} and {run.attention}, whose CPU kernels keep quite other tensors: simulate"
-            " it instead"
+            "on the CPU the course runs precision='fp32' with attention='eager' only;"
+            f" this run has {run.precision.name} and {run.attention},"
+            " whose CPU kernels keep quite other tensors: simulate it instead"
         )
     needed = run.world_size * estimate(run.replace(world_size=1, zero_stage=0, bucket_view=False)).total
     if needed > CPU_LIMIT:
         raise ValueError(
-            f"{run} needs about {format_bytes(needed, 'GB', 1)} of host memory; on the CPU the course runs up"
-            f" to {format_bytes(CPU_LIMIT, 'GB', 0)}: choose a smaller model such as 'tiny-gpt', or"
-            " simulate it"
+            f"{run} needs about {format_bytes(needed, 'GB', 1)} of host memory;"
+            f" on the CPU the course runs up to {format_bytes(CPU_LIMIT, 'GB', 0)}:"
+            " choose a smaller model such as 'tiny-gpt', or simulate it"
         )
     if run.world_size > 1:
         from .data_parallel import measure_data_parallel

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -12,9 +13,7 @@ from .holdings import Holdings
 from .optimizers import Named, make_codebooks, make_optimizer, named_states_of
 
 LOSS_SCALE = 2.0**12
-"""First factor of the loss. With torch's 65,536, beyond fp16's largest number, the first update would be
-skipped.
-"""
+"""First factor of the loss. torch's 65,536 is too large for fp16: the first update would be skipped."""
 
 
 class Phases(Protocol):
@@ -28,21 +27,22 @@ class Phases(Protocol):
 
 
 class MasterOptimizer:
-    """An optimizer on fp32 master weights for a 16-bit network: ZeRO's 2 + 2 + 4 + 4 + 4 bytes each with
-    AdamW.
+    """An optimizer on fp32 master weights for a 16-bit network.
 
-    One gradient is upcast at a time, or all of them first where foreach was asked for. Where gradients are
-    fp32 too, backward adds each to its main gradient at once and lets the 16-bit one go, as Megatron-LM does.
+    With AdamW these are ZeRO's 2 + 2 + 4 + 4 + 4 bytes per parameter. One gradient is upcast at a time, or
+    all of them first where foreach was asked for. Where gradients are fp32 too, backward adds each to its
+    main gradient at once and lets the 16-bit one go, as Megatron-LM does.
     """
 
-    _step_supports_amp_scaling = (
-        True  # torch.amp.GradScaler then looks for overflows and leaves unscaling to us
-    )
+    # torch.amp.GradScaler then looks for overflows and leaves unscaling to us
+    _step_supports_amp_scaling = True
     grad_scale: torch.Tensor  # set by the scaler for one step, then deleted, as for torch's fused optimizers
     found_inf: torch.Tensor
 
     def __init__(self, run: TrainingRun, named: Named, simulated: bool) -> None:
-        choice, self.run, self.simulated = run.optimizer, run, simulated
+        choice = run.optimizer
+        self.run = run
+        self.simulated = simulated
         self.main_gradients = run.precision.gradient > run.precision.weight
         names = [name for name, _ in named]
         self.weights = [weight for _, weight in named]
@@ -58,9 +58,7 @@ class MasterOptimizer:
         ]
         if self.main_gradients:
             for weight, master in zip(self.weights, self.masters, strict=True):
-                weight.register_post_accumulate_grad_hook(
-                    lambda weight, master=master: _add_in_fp32(weight, master)
-                )
+                weight.register_post_accumulate_grad_hook(partial(_add_in_fp32, master=master))
 
     def step(self) -> None:
         """Update masters and weights, or nothing where the loss scaler found a gradient that overflowed."""
@@ -99,9 +97,8 @@ class MasterOptimizer:
 
     def named_states(self, names: Mapping[int, str]) -> list[tuple[str, Any]]:
         """Every tensor that it owns: master weights and what the optimizer keeps of each."""
-        of = {
-            id(master): names[id(weight)] for weight, master in zip(self.weights, self.masters, strict=True)
-        }
+        pairs = zip(self.weights, self.masters, strict=True)
+        of = {id(master): names[id(weight)] for weight, master in pairs}
         kept = [state for optimizer in self.optimizers for state in named_states_of(optimizer, of)]
         return [*((f"master of {of[id(master)]}", master) for master in self.masters), *kept]
 
@@ -116,8 +113,9 @@ def _add_in_fp32(weight: torch.Tensor, master: torch.Tensor) -> None:
 
 
 def clip(owners: list[torch.nn.Parameter], largest: float, scale: torch.Tensor | None = None) -> None:
-    """Scale gradients to a common norm of at most `largest` (Pascanu et al. 2013), in fp32 where they are
-    scaled.
+    """Scale gradients to a common norm of at most `largest` (Pascanu et al. 2013).
+
+    With `scale`, the factor of the loss that the gradients still have, the norm is in fp32.
     """
     if scale is None:
         torch.nn.utils.clip_grad_norm_(owners, largest, foreach=True)
@@ -133,13 +131,15 @@ class Training:
     """A network, its optimizer and one batch on `device`, ready to step as `run` says."""
 
     def __init__(self, run: TrainingRun, device: str, simulated: bool) -> None:
-        self.run, self.device, self.simulated = run, device, simulated
+        self.run = run
+        self.device = device
+        self.simulated = simulated
         self.losses: list[float] = []
         self.network = self._network()
         self.optimizer = self._optimizer()
-        self.scaler = (
-            torch.amp.GradScaler(device, init_scale=LOSS_SCALE) if run.precision.loss_scaling else None
-        )
+        self.scaler: torch.amp.GradScaler | None = None
+        if run.precision.loss_scaling:
+            self.scaler = torch.amp.GradScaler(device, init_scale=LOSS_SCALE)
         shape = (run.micro_batch, run.seq_len + 1)
         text = torch.randint(run.model.vocab, shape, device=device)
         self.tokens = text[:, :-1].clone()
@@ -161,17 +161,13 @@ class Training:
         return self.scaler is not None and not self.simulated and self.scaler.get_scale() < LOSS_SCALE
 
     def named_states(self) -> list[tuple[str, Any]]:
-        """Tensors that optimizer and loss scaler keep from step to step, each once: ("exp_avg of
-        head.weight", …).
-        """
+        """What optimizer and loss scaler keep from step to step, each once: ("exp_avg of head.weight", …)."""
         own = self._optimizer_states()
-        scaler = self.scaler
-        if scaler is not None:
-            own += [
-                ("loss scale", scaler._scale),
-                ("steps since the loss scale changed", scaler._growth_tracker),
-            ]
-        return list({id(tensor): (name, tensor) for name, tensor in own}.values())
+        if self.scaler is not None:
+            own.append(("loss scale", self.scaler._scale))
+            own.append(("steps since the loss scale changed", self.scaler._growth_tracker))
+        once = {id(tensor): (name, tensor) for name, tensor in own}
+        return list(once.values())
 
     def _optimizer_states(self) -> list[tuple[str, Any]]:
         names = {id(weight): name for name, weight in self.network.named_parameters()}
@@ -180,9 +176,7 @@ class Training:
         return named_states_of(self.optimizer, names)
 
     def gradient_owners(self) -> list[torch.nn.Parameter]:
-        """The tensors whose `.grad` backward fills: trained weights, or their masters where gradients are
-        fp32.
-        """
+        """Those whose `.grad` backward fills: trained weights, or their masters where gradients are fp32."""
         if isinstance(self.optimizer, MasterOptimizer):
             return self.optimizer.gradient_owners
         return [weight for weight in self.network.parameters() if weight.requires_grad]
@@ -250,17 +244,17 @@ class Training:
 
 @contextmanager
 def _tf32(allowed: bool) -> Iterator[None]:
-    """Inside, where `allowed`, fp32 matrix products on the GPU round their factors to tf32; then all is as it
-    was.
+    """Inside, where `allowed`, fp32 matrix products on the GPU round their factors to tf32.
+
+    Then all is as it was.
     """
     matmul = torch.backends.cuda.matmul
     before = matmul.fp32_precision
     if not allowed or before == "tf32":
         yield
         return
-    matmul.allow_tf32 = (
-        True  # sets what torch's older settings say as well: it refuses to compute where they differ
-    )
+    # sets what torch's older settings say as well: torch refuses to compute where they differ
+    matmul.allow_tf32 = True
     try:
         yield
     finally:

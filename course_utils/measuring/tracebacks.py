@@ -1,5 +1,7 @@
-"""A traceback that can be read and holds nothing. A notebook keeps the last exception, each frame of its
-traceback what it worked on: every tensor of a step that failed.
+"""A traceback that can be read and holds nothing.
+
+A notebook keeps the last exception, and each frame of its traceback what it worked on: every tensor of a step
+that failed.
 """
 
 import sys
@@ -8,9 +10,7 @@ from types import CellType, CodeType, FrameType, FunctionType, TracebackType
 from typing import Any
 
 EndedFrame = tuple[CodeType, dict[str, Any], int, int]
-"""The place where a frame has ended, all that a traceback shows of it: code, globals, last instruction and
-line.
-"""
+"""Where a frame has ended, all that a traceback shows of it: code, globals, last instruction and line."""
 
 
 class _Stopped(Exception):
@@ -43,14 +43,14 @@ def chain(error: BaseException) -> list[BaseException]:
 
 
 def emptied(traceback: TracebackType | None) -> list[TracebackType | EndedFrame]:
-    """A traceback's entries whose frames still execute, cut loose; the others' frames are cleared and
-    described.
+    """A traceback's entries, cut loose, where frames still execute; other frames are cleared and described.
 
     No frame is made in here: it would hold this one, and with it what is replaced.
     """
     parts: list[TracebackType | EndedFrame] = []
     while traceback is not None:
-        frame, following = traceback.tb_frame, traceback.tb_next
+        frame = traceback.tb_frame
+        following = traceback.tb_next
         try:
             frame.clear()
             # up to Python 3.12 a look at it (IPython takes one) left a copy: renewed, it is empty
@@ -64,9 +64,7 @@ def emptied(traceback: TracebackType | None) -> list[TracebackType | EndedFrame]
 
 
 def _entry(code: CodeType, namespace: dict[str, Any], instruction: int, line: int) -> TracebackType:
-    """An entry whose frame is of this code and holds nothing: its function is stopped
-    before its first line.
-    """
+    """An entry whose frame is of this code and holds nothing: it is stopped before its first line."""
     frames: list[FrameType] = []
 
     def stop(frame: FrameType, *_: Any) -> None:

@@ -40,9 +40,7 @@ def trace_simulated(run: TrainingRun, steps: int, note: str) -> Measurement:
 
 
 def shortened(run: TrainingRun) -> tuple[TrainingRun, str]:
-    """The run with at most two micro-batches, as later ones do what the second did, and the note that says
-    so.
-    """
+    """The run with at most two micro-batches, as later ones repeat the second, and a note that says so."""
     if run.accumulation_steps <= 2:
         return run, ""
     note = f"2 of {run.accumulation_steps} micro-batches run, the others repeat the second"
@@ -51,9 +49,7 @@ def shortened(run: TrainingRun) -> tuple[TrainingRun, str]:
 
 @contextmanager
 def cycles_left_alone() -> Iterator[None]:
-    """Inside, Python searches for no cycles of references, in which no tensor of the
-    course's own steps is.
-    """
+    """Inside, Python searches for no cycles of references: no tensor of the course's own steps is in one."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -71,9 +67,7 @@ def trace_on_cpu(run: TrainingRun, steps: int, note: str) -> Measurement:
 
 @contextmanager
 def own_random_numbers() -> Iterator[None]:
-    """Inside, torch's random numbers begin at the course's seed; then they go on as if
-    nothing had happened.
-    """
+    """Inside, torch's random numbers begin at the course's seed; then they go on as before."""
     gpus = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with ONE_AT_A_TIME, torch.random.fork_rng(devices=gpus, device_type="cuda"):
         torch.default_generator.manual_seed(SEED)
@@ -89,12 +83,12 @@ def trace(run: TrainingRun, device: str, steps: int, provenance: Provenance) -> 
 
 
 def _workspaces(run: TrainingRun, source: str) -> Workspaces | None:
-    """cuBLAS's workspaces per thread, on the run's card or the GPU that is there; None if the run names no
-    card.
-    """
+    """cuBLAS's workspaces per thread, on the run's card or the GPU that is there; None without a card."""
     if run.card and source == "live":
         return workspaces_of(torch.cuda.get_device_capability())
-    return workspaces_on(run.card) if source == "simulated" else None
+    if source == "simulated":
+        return workspaces_on(run.card)
+    return None
 
 
 def follow(training: Training, tracker: Tracker, steps: int, provenance: Provenance) -> Measurement:
@@ -104,8 +98,9 @@ def follow(training: Training, tracker: Tracker, steps: int, provenance: Provena
         tracker.watch(training.network, training.named_states)
         tracker.bind("inputs", [training.tokens, training.targets])
         ends = []
-        for tracker.step in range(1, steps + 1):
-            work.at((tracker.step - 1) / steps, f"{said} step {tracker.step} of {steps}")
+        for step in range(1, steps + 1):
+            tracker.step = step
+            work.at((step - 1) / steps, f"{said} step {step} of {steps}")
             training.step(tracker)
             ends.append(len(tracker.events))
     if training.skipped_an_update:

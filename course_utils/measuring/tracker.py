@@ -1,9 +1,8 @@
-"""Every storage's birth and death during a genuine eager step, by kind: the same on a GPU, a simulated GPU
-and the CPU.
+"""Every storage's birth and death during a genuine eager step, by kind.
 
-A dispatch mode sees each operator's outputs; a weak reference on each new storage sees it die. What a storage
-was *for* follows from what it was bound to (a parameter, its `.grad`, an optimizer's state, an input) and
-when it died.
+It is the same on a GPU, a simulated GPU and the CPU. A dispatch mode sees each operator's outputs; a weak
+reference on each new storage sees it die. What a storage was *for* follows from what it was bound to (a
+parameter, its `.grad`, an optimizer's state, an input) and when it died.
 """
 
 import weakref
@@ -41,13 +40,10 @@ aten = torch.ops.aten
 newest_node = torch.autograd._get_sequence_nr
 
 INTO_A_COPY = frozenset({aten.add.Tensor, aten.index_put.default, aten.scatter.src, aten.index_add.default})
-"""Operators that autograd does in place, unless a dispatch mode watches: then it copies the first argument.
-"""
+"""Operators that autograd does in place; where a dispatch mode watches, it copies the first argument."""
 
 ON_THE_HOST = {aten._scaled_dot_product_efficient_attention.default: (2, 3)}
-"""Results that are on the host on every GPU, though a simulated kernel says otherwise: the state of random
-numbers.
-"""
+"""Results (random states) that are on the host on every GPU, though a simulated kernel says otherwise."""
 
 CONTIGUOUS_GRADIENT = frozenset(
     {
@@ -64,9 +60,7 @@ FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_backward.default
 PRODUCTS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default})
 FUSED_BACKWARDS = {FLASH_BACKWARD, aten._scaled_dot_product_efficient_attention_backward.default}
 NOT_EXPANDED = PRODUCTS | FUSED_BACKWARDS
-"""CUDA kernels that first copy what was expanded, as the gradient of a sum is; any order of dimensions will
-do.
-"""
+"""CUDA kernels that first copy what was expanded, as a sum's gradient is; dimensions may have any order."""
 
 BATCHED = frozenset({aten.bmm.default, aten.baddbmm.default})
 """Products that may take one matrix for a whole batch: cuBLAS takes a stride of 0 from one to the next."""
@@ -78,9 +72,7 @@ Scratch = list[tuple[tuple[int, ...], torch.dtype]]
 
 
 def _softmax_scratch(gradient: torch.Tensor, output: torch.Tensor, *_: Any) -> Scratch:
-    """Backward of softmax begins with the product of both (`softmax_backward_cuda_out`
-    in cuda/SoftMax.cu).
-    """
+    """The product of both, with which backward begins (`softmax_backward_cuda_out` in cuda/SoftMax.cu)."""
     return [(tuple(output.shape), torch.promote_types(gradient.dtype, output.dtype))]
 
 
@@ -89,8 +81,13 @@ def _group_norm_scratch(
 ) -> Scratch:
     """A factor and a summand per channel, and for 16 bits moments in 32 (`GroupNormKernelImplInternal`)."""
     exact = torch.float32 if x.dtype.itemsize == 2 else x.dtype
-    channels = 0 if size == 1 or (weight is None and bias is None) else 2
-    return [((batch, C), exact)] * channels + [((batch, groups), exact)] * (2 * (exact != x.dtype))
+    has_factors = weight is not None or bias is not None
+    scratch: Scratch = []
+    if has_factors and size != 1:
+        scratch += [((batch, C), exact)] * 2
+    if exact != x.dtype:
+        scratch += [((batch, groups), exact)] * 2
+    return scratch
 
 
 def _group_norm_backward_scratch(
@@ -98,8 +95,15 @@ def _group_norm_backward_scratch(
 ) -> Scratch:
     """Sums per channel, and factors per channel and group (`GroupNormBackwardKernelImplInternal`)."""
     exact = torch.float32 if x.dtype.itemsize == 2 else x.dtype
-    channels = 0 if size == 1 else 2 + (wanted[0] and weight is not None)
-    return [((batch, C), exact)] * channels + [((batch, groups), exact)] * (2 * wanted[0])
+    wants_gradient_of_x = wanted[0]
+    scratch: Scratch = []
+    if size != 1:
+        scratch += [((batch, C), exact)] * 2
+        if wants_gradient_of_x and weight is not None:
+            scratch.append(((batch, C), exact))
+    if wants_gradient_of_x:
+        scratch += [((batch, groups), exact)] * 2
+    return scratch
 
 
 SCRATCH: dict[Any, Callable[..., Scratch]] = {
@@ -108,8 +112,7 @@ SCRATCH: dict[Any, Callable[..., Scratch]] = {
     aten.native_group_norm_backward.default: _group_norm_backward_scratch,
     aten.logsumexp.default: lambda x, *_: [(tuple(x.shape), x.dtype)],  # x less its maxima (ReduceOps.cpp)
 }
-"""What CUDA kernels take while they run, by their arguments; paths are those in torch's aten/src/ATen/native.
-"""
+"""What CUDA kernels take while they run, by their arguments; paths are in torch's aten/src/ATen/native."""
 
 SPECIAL = CONTIGUOUS_GRADIENT | NOT_EXPANDED | WITH_CUBLAS | ON_THE_HOST.keys() | SCRATCH.keys()
 """For most operators one look is enough."""
@@ -123,9 +126,7 @@ FORWARD = ("forward", "loss")
 
 @dataclass(slots=True, eq=False)
 class Storage:
-    """One storage from birth to death; `born` and `died` are serial numbers of events, set by
-    `_number_events`.
-    """
+    """One storage from birth to death; `_number_events` sets the numbers of events `born` and `died`."""
 
     key: int
     bytes: int
@@ -153,14 +154,14 @@ class Storage:
         return "activations" if made_by_forward and self.kept else "temporaries"
 
 
-SHARED = attrgetter(*(field.name for field in fields(Allocation) if field.name not in ("line", "stream")))
+ALLOCATION_FIELDS = [field.name for field in fields(Allocation) if field.name not in ("line", "stream")]
+SHARED = attrgetter(*ALLOCATION_FIELDS)
+"""The values that an Allocation takes from its Storage as they are."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """An operator that raised: which error (its identity), which tensors it was given as (shape, device), and
-    where.
-    """
+    """An operator that raised: the error's identity, the tensors given as (shape, device), and the line."""
 
     error: int
     operation: str
@@ -169,28 +170,30 @@ class Failure:
 
 
 class Tracker(TorchDispatchMode):
-    """Tracks the storages of one device type while it is entered, and cuBLAS's `workspaces`, once for each
-    thread.
-    """
+    """Tracks one device type's storages while it is entered, and cuBLAS's `workspaces` once per thread."""
 
     def __init__(self, device: str, workspaces: Workspaces | None = None) -> None:
         super().__init__()
         self.device = device
         self._workspaces = workspaces
-        self._given: set[tuple[bool, str]] = set()
+        self._given: set[tuple[bool, str]] = set()  # workspaces: whether backward's thread has them, and name
         self._left_out: dict[int, weakref.ref] = {}
         self.storages: list[Storage] = []
         self.events: list[tuple[int, Storage]] = []
         self.marks: list[Mark] = []
-        self.phase, self.step, self.micro_batch = "", 0, 0
+        self.phase = ""
+        self.step = 0
+        self.micro_batch = 0
         self._live: dict[int, tuple[Storage, weakref.ref]] = {}
         self._recomputation = 0
         self._recomputing = False
         self._recomputing_for = (-1, -1)
         self._modules: list[str] = [""]
         self._hooks: list[Any] = []
+        # the older gradient and the sum, where the last operator may have joined two of them
         self._join: tuple[Storage, Storage] | None = None
         self._closed = False
+        # line and module of each forward operator, by the number of its autograd node
         self._made: dict[int, tuple[Place | None, str]] = {}
         self._place: Place | None = None
         self._module = ""
@@ -229,18 +232,13 @@ class Tracker(TorchDispatchMode):
         if special:
             for number in ON_THE_HOST.get(func, ()):
                 self._leave_out(out[number].untyped_storage())
-        for tensor in (out,) if type(out) is FakeTensor else _tensors(out):
+        results = (out,) if type(out) is FakeTensor else _tensors(out)
+        for tensor in results:
             newest = self._see(tensor, func) or newest
         if newest is not None:
             self._recognize(func, args, newest)
         if special:
-            if func is FLASH_BACKWARD and self.device == "cuda":
-                sizes = flash_scratch(args[1], args[2])
-                inside += [self._write_down(size, (size,), "uint8", _operation(func)) for size in sizes]
-            if self._workspaces and func in WITH_CUBLAS and _device(args[0]) == self.device:
-                self._give_workspaces(func, self._workspaces)
-            if inside:
-                self.events += [(-one.bytes, one) for one in inside]
+            self._end_kernel(func, args, inside)
         return out
 
     def _leave_out(self, storage: torch.UntypedStorage) -> None:
@@ -256,7 +254,7 @@ class Tracker(TorchDispatchMode):
             # prepare_batch_matrix_for_cublas in ATen/native/cuda/Blas.cpp
             first = 1 if func in BATCHED else 0
             copied = [one for one in args if isinstance(one, torch.Tensor) and _is_expanded(one, first)]
-        taken = [(one.nbytes, tuple(one.shape), one.dtype) for one in copied] if copied else []
+        taken = [(one.nbytes, tuple(one.shape), one.dtype) for one in copied]
         if func in SCRATCH:
             taken += [(prod(shape) * dtype.itemsize, shape, dtype) for shape, dtype in SCRATCH[func](*args)]
         if func is aten.addmm.default and self._workspaces and self._workspaces.lt_each:
@@ -265,12 +263,22 @@ class Tracker(TorchDispatchMode):
             return []
         return [self._write_down(size, shape, _name(dtype), _operation(func)) for size, shape, dtype in taken]
 
+    def _end_kernel(self, func: Any, args: Any, inside: list[Storage]) -> None:
+        """Note what else a special operator takes, and free all that its kernel had `inside`."""
+        if func is FLASH_BACKWARD and self.device == "cuda":
+            sizes = flash_scratch(args[1], args[2])
+            inside += [self._write_down(size, (size,), "uint8", _operation(func)) for size in sizes]
+        if self._workspaces and func in WITH_CUBLAS and _device(args[0]) == self.device:
+            self._give_workspaces(func, self._workspaces)
+        self.events += [(-one.bytes, one) for one in inside]
+
     def _write_down(
         self, size: int, shape: tuple[int, ...], dtype: str, operation: str, bound: str = ""
     ) -> Storage:
         """Note memory that is taken inside a kernel, so that no tensor shows it."""
         made = self._storage(0, size, shape, dtype, operation)
-        made.kept, made.bound = False, bound
+        made.kept = False
+        made.bound = bound
         return made
 
     def _give_workspaces(self, func: Any, sizes: Workspaces) -> None:
@@ -284,59 +292,62 @@ class Tracker(TorchDispatchMode):
                 self._write_down(size, (size,), "uint8", name, "workspaces")
 
     def _notice_recomputation(self) -> None:
-        """The autograd engine runs with gradients off; a checkpoint inside turns them on to run its forward
-        again.
-        """
+        """Note whether a checkpoint runs its forward again; how is said in `_runs_forward_in_backward`."""
         recomputing = self._runs_forward_in_backward()
         if recomputing and not self._recomputing:
             node = torch._C._current_autograd_node()
-            running = torch._C._current_graph_task_id(), node._sequence_nr() if node else -1
-            self._recomputation += running != self._recomputing_for  # for the same node it is the same one
-            self._recomputing_for = running
+            number = node._sequence_nr() if node else -1
+            running = (torch._C._current_graph_task_id(), number)
+            if running != self._recomputing_for:  # for the same node it is the same recomputation
+                self._recomputation += 1
+                self._recomputing_for = running
         self._recomputing = recomputing
 
     def _runs_forward_in_backward(self) -> bool:
-        """Within a module it is forward even where a function of its own switches gradients off."""
+        """True if a checkpoint runs its forward again, inside of backward.
+
+        The autograd engine runs with gradients off, and a checkpoint turns them on. Within a module it is
+        forward even where a function of its own switches gradients off.
+        """
         in_engine = torch._C._current_graph_task_id() != -1
         return in_engine and (torch.is_grad_enabled() or self._modules[-1] != "")
 
     def _notice_place(self) -> None:
-        """Note line and module of this operator, in backward those of its forward, whose node has the newest
-        number.
+        """Note line and module of this operator; in backward those of the operator's forward.
+
+        A forward operator makes the node with the newest number, and its backward runs for that node.
         """
         self._place, in_engine = calling_place()
         # the first part again spares most operators a call
         self._module = self._modules[-1] or self._running()
         if in_engine:
             node = torch._C._current_autograd_node()
-            self._place, self._module = self._made.get(
-                node._sequence_nr() if node else -1, (None, self._module)
-            )
+            number = node._sequence_nr() if node else -1
+            self._place, self._module = self._made.get(number, (None, self._module))
         else:
             self._made.setdefault(newest_node() - 1, (self._place, self._module))
 
     def _running(self) -> str:
-        """The innermost module that runs; outside of all modules the phase in
-        parentheses, "" in the set-up.
-        """
-        return self._modules[-1] or (f"({self.phase})" if self.phase else "")
+        """The innermost module that runs; outside of all the phase in parentheses, "" in the set-up."""
+        if self._modules[-1]:
+            return self._modules[-1]
+        return f"({self.phase})" if self.phase else ""
 
     def _see(self, tensor: torch.Tensor, func: Any = None) -> Storage | None:
-        """The Storage just born with this tensor; None if it is a view of a known one, empty, or on another
-        device.
-        """
+        """The Storage just born with this tensor; None for a view, an empty one, or another device."""
         if _device(tensor) != self.device:
             return None
         try:
             storage = tensor.untyped_storage()
         except NotImplementedError as error:
             raise StepError(
-                f"{described(self._place)}: {_operation(func)} makes a tensor of layout {tensor.layout}, and"
-                " only dense ones are measured: for an embedding leave out sparse=True"
+                f"{described(self._place)}: {_operation(func)} makes a tensor of layout {tensor.layout},"
+                " and only dense ones are measured: for an embedding leave out sparse=True"
             ) from error
         known = self._live.get(storage._cdata)
         size = storage.nbytes()
-        if (known is not None and known[0].exact == size) or storage._cdata in self._left_out:
+        unchanged = known is not None and known[0].exact == size
+        if unchanged or storage._cdata in self._left_out:
             return None
         if known is not None:  # resized in place: what was there is gone
             self._free(storage._cdata)
@@ -350,7 +361,7 @@ class Tracker(TorchDispatchMode):
         if size == 0:
             return None
         born = self._storage(key, size, shape, dtype, operation)
-        self._live[key] = (born, weakref.ref(storage, lambda _, key=key: self._free(key)))
+        self._live[key] = (born, weakref.ref(storage, lambda _: self._free(key)))
         return born
 
     def _storage(self, key: int, size: int, shape: tuple[int, ...], dtype: str, operation: str) -> Storage:
@@ -373,9 +384,7 @@ class Tracker(TorchDispatchMode):
         return made
 
     def _following_resize(self) -> Callable[[torch.UntypedStorage, int], Any]:
-        """`UntypedStorage.resize_`, followed: it is no operator, and FSDP2 frees and fills its buffers with
-        it.
-        """
+        """`UntypedStorage.resize_`, followed: no operator, and FSDP2 frees and fills its buffers with it."""
         resize = torch.UntypedStorage.resize_
         freed: dict[int, Storage] = {}
 
@@ -387,7 +396,8 @@ class Tracker(TorchDispatchMode):
                 return out
             if known is not None:
                 self._free(storage._cdata)
-            self._place, self._module = calling_place()[0], self._running()
+            self._place = calling_place()[0]
+            self._module = self._running()
             born = self._born(storage, before.shape, before.dtype, "resize_")
             if born is None:
                 freed[storage._cdata] = before
@@ -411,9 +421,8 @@ class Tracker(TorchDispatchMode):
         if storage.recomputation:
             recomputing = self._recomputing or self._runs_forward_in_backward()
             return not (recomputing and storage.recomputation == self._recomputation)
-        return not (
-            self.phase in FORWARD and (self.step, self.micro_batch) == (storage.step, storage.micro_batch)
-        )
+        same_pass = (self.step, self.micro_batch) == (storage.step, storage.micro_batch)
+        return not (same_pass and self.phase in FORWARD)
 
     def _recognize(self, func: Any, args: Any, newest: Storage) -> None:
         """Recognize, by the operator, autocast's copy of a weight, and two gradients being joined."""
@@ -421,20 +430,17 @@ class Tracker(TorchDispatchMode):
         source = self._known(args[0]) if func in INTO_A_COPY or func is aten._to_copy.default else None
         if source is None:
             return
-        if (
-            func is aten._to_copy.default
-            and source.bound == "parameters"
-            and args[0].dtype.is_floating_point  # not a weight stored in few bits on its way to numbers
-            and (self.phase in FORWARD or self._recomputing)
-        ):
+        copies_weight = func is aten._to_copy.default and source.bound == "parameters"
+        in_forward = self.phase in FORWARD or self._recomputing
+        # a weight stored in few bits, on its way to numbers, has no floating point
+        if copies_weight and in_forward and args[0].dtype.is_floating_point:
             newest.bound = "weight_copies"
         joining = func in INTO_A_COPY and self.phase == "backward" and not self._recomputing
         if joining and source.bytes == newest.bytes and not args[0]._is_view():
             self._join = source, newest
 
     def _undo_join(self, old: Storage, new: Storage) -> None:
-        """Undo an effect of the observer: without a dispatch mode autograd adds two gradients in place of the
-        older.
+        """Undo an effect of the observer: unwatched, autograd adds the newer of two gradients to the older.
 
         Condition of removal: torch's `InputBuffer::accumulate` no longer looks at the dispatch modes.
         """
@@ -452,37 +458,39 @@ class Tracker(TorchDispatchMode):
         return found[0] if found else None
 
     def bind(self, kind: str, tensors: Iterable[Any], name: str = "") -> None:
-        """Say that these tensors' storages are of `kind`, whenever they were born, and which parameter they
-        are of.
-        """
+        """Say that these tensors' storages are of `kind`, whenever they were born, and whose they are."""
         for tensor in tensors:
             for part in _parts(tensor):
                 self._see(part)
                 storage = self._known(part)
                 if storage is not None:
-                    storage.bound, storage.module = kind, name or storage.module
+                    storage.bound = kind
+                    storage.module = name or storage.module
 
     def watch(self, network: torch.nn.Module, states: States) -> None:
-        """Follow a network's parameters, gradients and modules; `states` lists the optimizer's tensors when
-        asked.
-        """
+        """Follow a network's parameters, gradients and modules; `states` lists the optimizer's tensors."""
         self._states = states
         for name, parameter in network.named_parameters():
             self.bind("parameters", [parameter], name)
             if parameter.requires_grad:
-                hook = partial(lambda name, owner: self.bind("gradients", [owner.grad], name), name)
+                hook = partial(self._bind_gradient, name)
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
         for name, buffer in network.named_buffers():  # weights stored in few bits are buffers
             self.bind("parameters", [buffer], name)
         self.bind_states()
         for path, module in network.named_modules():
             name = path or type(network).__name__
-            self._hooks.append(
-                module.register_forward_pre_hook(lambda *_, name=name: self._modules.append(name))
-            )
-            self._hooks.append(
-                module.register_forward_hook(lambda *_: self._modules.pop() and None, always_call=True)
-            )
+            self._hooks.append(module.register_forward_pre_hook(partial(self._enter_module, name)))
+            self._hooks.append(module.register_forward_hook(self._leave_module, always_call=True))
+
+    def _bind_gradient(self, name: str, owner: torch.Tensor) -> None:
+        self.bind("gradients", [owner.grad], name)
+
+    def _enter_module(self, name: str, *_: Any) -> None:
+        self._modules.append(name)
+
+    def _leave_module(self, *_: Any) -> None:
+        self._modules.pop()
 
     def bind_states(self) -> None:
         """Bind the optimizer's tensors, at the end of its step."""
@@ -498,8 +506,9 @@ class Tracker(TorchDispatchMode):
     in_phase = begin
 
     def _number_events(self) -> None:
-        """Write down when each storage was born and died; not before, as Python may free one between any two
-        lines.
+        """Write down when each storage was born and died.
+
+        Not before, as Python may free one between any two lines.
         """
         for index, (size, storage) in enumerate(self.events):
             if size > 0:
@@ -512,7 +521,8 @@ class Tracker(TorchDispatchMode):
         self._number_events()
         borders = {mark.event for mark in self.marks}
         unbroken: list[int] = []
-        for event, (size, _) in enumerate([*self.events, (1, None)]):
+        closed = [*self.events, (1, None)]  # one more birth, which ends the last run
+        for event, (size, _) in enumerate(closed):
             if size > 0 or event in borders:
                 freed = sorted((self.events[index] for index in unbroken), key=lambda item: item[1].born)
                 for index, item in zip(unbroken, freed, strict=True):
@@ -539,7 +549,9 @@ class Tracker(TorchDispatchMode):
 
     def peak_event(self, since: int = 0) -> int:
         """The number of events up to the moment with the most bytes allocated, from event `since` on."""
-        now, peak, event = 0, -1, since
+        now = 0
+        peak = -1
+        event = since
         for index, (size, _) in enumerate(self.events):
             now += size
             if index >= since and now > peak:
@@ -592,9 +604,7 @@ def flash_scratch(q: torch.Tensor, k: torch.Tensor) -> list[int]:
 
 @cache
 def has_made_of_others(kinds: tuple[type, ...]) -> bool:
-    """True if tensors of one of these classes, as a DTensor, turn each operator into some on tensors that
-    they hold.
-    """
+    """True if one of these classes, as DTensor, turns each operator into some on tensors that it holds."""
     return any(issubclass(kind, torch.Tensor) and is_traceable_wrapper_subclass_type(kind) for kind in kinds)
 
 
@@ -611,7 +621,8 @@ def _parts(value: Any) -> Iterator[torch.Tensor]:
 
 def _tensors(out: Any) -> Iterator[torch.Tensor]:
     """The tensors of an operator's result; it may be a list of lists."""
-    for value in out if isinstance(out, (tuple, list)) else (out,):
+    values = out if isinstance(out, (tuple, list)) else (out,)
+    for value in values:
         if isinstance(value, torch.Tensor):
             yield value
         elif isinstance(value, (tuple, list)):
@@ -624,17 +635,16 @@ def last_index(items: list[Any], wanted: Any) -> int:
 
 def _failure(error: Exception, func: Any, given: Any, place: Place | None) -> Failure:
     """Describe the arguments of an operator that raised, without keeping a tensor alive."""
-    tensors = tuple(
-        (tuple(leaf.shape), _device(leaf)) for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)
-    )
+    leaves = (leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor))
+    tensors = tuple((tuple(leaf.shape), _device(leaf)) for leaf in leaves)
     return Failure(id(error), _operation(func), tensors, described(place))
 
 
 def _device(tensor: torch.Tensor) -> str:
-    """The type of a tensor's device. A fake tensor's `.device` is an operator of its own, which costs a
-    dispatch.
-    """
-    return (tensor.fake_device if type(tensor) is FakeTensor else tensor.device).type
+    """The type of a tensor's device. A fake tensor's `.device` is an operator, which costs a dispatch."""
+    if type(tensor) is FakeTensor:
+        return tensor.fake_device.type
+    return tensor.device.type
 
 
 @cache
@@ -650,4 +660,6 @@ def _is_expanded(tensor: torch.Tensor, first: int) -> bool:
 
 @cache
 def _operation(func: Any) -> str:
-    return str(func).removeprefix("aten.").rsplit(".", 1)[0] if func is not None else "set-up"
+    if func is None:
+        return "set-up"
+    return str(func).removeprefix("aten.").rsplit(".", 1)[0]

@@ -28,20 +28,25 @@ class Watch(TorchDispatchMode):
 
     def __init__(self, tracker: Tracker, work: OwnStep, simulated: bool) -> None:
         super().__init__()
-        self.tracker, self.work, self.simulated = tracker, work, simulated
+        self.tracker = tracker
+        self.work = work
+        self.simulated = simulated
         self.placeholders = False
-        self._depth, self._calls, self._had_backward = 0, 0, False
+        self._depth = 0  # of modules within each other
+        self._calls = 0  # of backward within each other
+        self._had_backward = False
         self._has_gradient = self._asked_for_gradients = self._called = False
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         self._bind_all()
-        for name, seen in {"backward": lambda _: None, "grad": self._note_gradients}.items():
+        for name, seen in (("backward", _ignore), ("grad", self._note_gradients)):
             followed = partial(self._follow_backward, getattr(torch.autograd, name), seen)
             self._stack.enter_context(on_this_thread(torch.autograd, name, followed))
         if self.simulated:
             self._fake = torch.empty(0, device="cuda").fake_mode  # pyrefly: ignore [missing-attribute]
-            for name, answer in {"__format__": formatted, "numpy": _no_numpy, "__array__": _no_numpy}.items():
+            answers = {"__format__": formatted, "numpy": _no_numpy, "__array__": _no_numpy}
+            for name, answer in answers.items():
                 self._stack.enter_context(on_this_thread(FakeTensor, name, answer))
         return super().__enter__()
 
@@ -50,7 +55,9 @@ class Watch(TorchDispatchMode):
         self._stack.close()  # hooks as well, or the copies and what watches them would keep each other alive
 
     def _bind_all(self) -> None:
-        tracker, work, enter = self.tracker, self.work, self._stack.enter_context
+        tracker = self.tracker
+        work = self.work
+        enter = self._stack.enter_context
         for module in work.model.modules():
             enter(module.register_forward_pre_hook(lambda *_: self._enter_module()))
             enter(module.register_forward_hook(lambda *_: self._leave_module(), always_call=True))
@@ -70,7 +77,8 @@ class Watch(TorchDispatchMode):
 
     def begin_step(self, number: int) -> None:
         """A step begins: what comes before the model is called counts as forward."""
-        self.tracker.step, self.tracker.micro_batch = number, 0
+        self.tracker.step = number
+        self.tracker.micro_batch = 0
         self._had_backward = False
         self.tracker.begin("forward")
 
@@ -80,9 +88,10 @@ class Watch(TorchDispatchMode):
         forward_alone = self._called and not self._had_backward and not self.work.optimizers
         if not (self._has_gradient or self._asked_for_gradients or forward_alone):
             raise StepError(
-                "the step gave no gradient to any parameter of the model that it was called with. It must"
-                " call loss.backward() on a loss of that model, not of one with the same name outside. To"
-                " measure only a forward, leave out the optimizer"
+                "the step gave no gradient to any parameter of the model that it was called with."
+                " It must call loss.backward() on a loss of that model,"
+                " not of one with the same name outside."
+                " To measure only a forward, leave out the optimizer"
             )
 
     def _note_gradient(self, _: torch.Tensor) -> None:
@@ -166,23 +175,26 @@ class Watch(TorchDispatchMode):
         try:
             return READ_VALUE(tensor)
         except DataDependentOutputException:
-            self.tracker.failure, self.placeholders = None, True
+            self.tracker.failure = None
+            self.placeholders = True
             return PLACEHOLDER
 
     def _let_in(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A simulated tensor for a real one that the step found outside, so that .to("cuda") works on it as
-        usual.
-        """
+        """A simulated tensor for a real one that the step found outside, so that .to("cuda") works on it."""
         if not _is_outside(tensor):
             return tensor
         if tensor.requires_grad:
             place, _ = calling_place()
             raise StepError(
-                f"{described(place)}: uses a weight of shape {tuple(tensor.shape)} that is not of the model"
-                " that the step was called with. The step works on copies: use its arguments, not the"
-                " objects outside of it"
+                f"{described(place)}: uses a weight of shape {tuple(tensor.shape)}"
+                " that is not of the model that the step was called with."
+                " The step works on copies: use its arguments, not the objects outside of it"
             )
         return self._fake.from_tensor(tensor)
+
+
+def _ignore(_: Any) -> None:
+    """Do nothing with what torch.autograd.backward returns, which is None."""
 
 
 def _is_outside(value: Any) -> bool:
@@ -191,12 +203,15 @@ def _is_outside(value: Any) -> bool:
 
 def formatted(tensor: torch.Tensor, how: str) -> str:
     """f"{loss:.3f}" on a simulated loss; torch formats the numbers of plain tensors only."""
-    return format(tensor.item(), how) if tensor.dim() == 0 else object.__format__(tensor, how)
+    if tensor.dim() == 0:
+        return format(tensor.item(), how)
+    return object.__format__(tensor, how)
 
 
 def _no_numpy(tensor: torch.Tensor, *_: Any, **__: Any) -> Any:
-    place, _unused = calling_place()
+    place, _in_backward = calling_place()
     raise StepError(
-        f"{described(place)}: numpy needs the values of a tensor, and a simulated tensor has a shape but no"
-        " values. Leave this out of the step, or measure it with source='cpu' or, on a GPU, 'live'"
+        f"{described(place)}: numpy needs the values of a tensor,"
+        " and a simulated tensor has a shape but no values."
+        " Leave this out of the step, or measure it with source='cpu' or, on a GPU, 'live'"
     )
