@@ -4,6 +4,7 @@ import copy
 import json
 import pickle
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -43,12 +44,14 @@ def test_json_comes_back_as_it_went_with_whole_bytes(of: str, tmp_path: Path) ->
     assert json.loads(one.to_json()) == one.to_dict()
 
     def numbers(value: object) -> list[object]:
-        inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-        return (
-            [value]
-            if isinstance(value, int | float)
-            else [number for one in inside for number in numbers(one)]
-        )
+        if isinstance(value, int | float):
+            return [value]
+        inside: Iterable[object] = ()
+        if isinstance(value, dict):
+            inside = value.values()
+        elif isinstance(value, list):
+            inside = value
+        return [number for one in inside for number in numbers(one)]
 
     found = numbers(one.to_dict())
     assert len(found) > 5 and all(type(number) is int for number in found)
@@ -78,14 +81,8 @@ def test_rows_of_a_measurement_add_up_to_its_breakdown_and_are_flat() -> None:
     assert all(row.keys() == rows[0].keys() for row in rows) and json.loads(json.dumps(rows)) == rows
     assert all(isinstance(cell, str | int | None) for row in rows for cell in row.values())
     assert {row["provenance"] for row in rows} == {str(measured.provenance)}
-    [up] = [
-        row
-        for row in rows
-        if row["module"] == "blocks.1.mlp.up"
-        and row["phase"] == "forward"
-        and row["step"] == 2
-        and row["operation"] == "addmm"
-    ]
+    wanted = {"module": "blocks.1.mlp.up", "phase": "forward", "step": 2, "operation": "addmm"}
+    [up] = [row for row in rows if wanted.items() <= row.items()]
     assert (up["shape"], up["dtype"], up["bytes"]) == ("(256, 3072)", "bfloat16", 2 * 256 * 3072)
 
 

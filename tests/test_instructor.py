@@ -93,8 +93,7 @@ def test_hints_that_notes_quote_are_those_of_the_checks():
     sources = [path.read_text(encoding="utf-8") for path in paths]
     said = re.sub(r"\s+", " ", re.sub(r'"\s*\n\s*f?"', "", "\n".join(sources)))
     tables = re.findall(r"\| wrong answer \| hint \|\n\|---\|---\|\n((?:\|.*\n)+)", NOTES)
-    quoted = [
-        words for table in tables for row in table.splitlines() for words in re.findall(r'"([^"]+)"', row)
-    ]
+    rows = [row for table in tables for row in table.splitlines()]
+    quoted = [words for row in rows for words in re.findall(r'"([^"]+)"', row)]
     assert len(quoted) > 300
     assert [words for words in quoted if (MADE_UP.get(words) or words) not in said] == []

@@ -57,7 +57,10 @@ def test_objects_live_on_from_block_to_block_and_each_byte_is_counted():
 
 def test_the_peak_is_that_of_a_measurement_of_the_same_step():
     """One's own loop and `measure(step=…)` count the same tensors."""
-    step = lambda model, optimizer, x: trained(model, optimizer, x)  # noqa: E731
+
+    def step(model, optimizer, x):
+        return trained(model, optimizer, x)
+
     model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
     made = {"model": model, "optimizer": torch.optim.AdamW(model.parameters()), "batch": torch.ones(32, 64)}
     measured = measure(step=step, source="simulated", card="A100-80GB", **made)
@@ -223,11 +226,15 @@ def test_checkpoint_hooks_and_a_loss_scaler_run_as_they_are():
     from torch.utils.checkpoint import checkpoint
 
     seen = []
+
+    def pack(tensor):
+        seen.append(tensor.nbytes)
+        return tensor
+
     with on_gpu():
         model = nn.Sequential(nn.Linear(64, 64), nn.GELU()).to("cuda")
         optimizer = torch.optim.AdamW(model.parameters())
         scaler = torch.amp.GradScaler("cuda")
-        pack = lambda tensor: seen.append(tensor.nbytes) or tensor  # noqa: E731
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             loss = checkpoint(model, torch.randn(8, 64, device="cuda"), use_reentrant=False).sum()
         scaler.scale(loss).backward()

@@ -229,10 +229,8 @@ UNIT_RATES = Gpu("a card", 1, (9, 0), rates=Rates(2.0, 3.0, 5.0, 7.0, 11.0, 13.0
     ("changes", "bytes_each"),
     [
         ({}, 2 * 4 + (4 + 2) + 4),  # read twice; read and written as a copy of 16 bits; the gradients written
-        (
-            {"accumulation_steps": 2},
-            2 * (2 * 4 + (4 + 2) + 3 * 4),
-        ),  # where gradients add up, read, read and written
+        # where gradients add up, read, read and written
+        ({"accumulation_steps": 2}, 2 * (2 * 4 + (4 + 2) + 3 * 4)),
         ({"precision": "fp32", "attention": "efficient"}, 2 * 4 + 4),
         ({"precision": "bf16-master"}, 2 * 2 + 2),
     ],

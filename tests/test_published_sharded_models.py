@@ -52,22 +52,15 @@ def test_selective_recomputation_keeps_every_other_product_of_each_block():
 
 
 def test_in_march_2024_reductions_began_and_ended_on_their_own_stream():
-    streams = [
-        {
-            item.stream
-            for item in small(recompute=["full"], upcast=upcast).allocations
-            if item.kind == "communication"
-        }
-        for upcast in (False, True)
-    ]
+    streams = []
+    for upcast in (False, True):
+        allocations = small(recompute=["full"], upcast=upcast).allocations
+        streams.append({item.stream for item in allocations if item.kind == "communication"})
     assert streams == [{0, 1}, {0, 1, 3}]
 
 
 def test_logits_of_march_2024_live_until_the_next_are_made():
-    early, late = (
-        small(recompute=["full"], upcast=upcast).moments["end of step 2"] for upcast in (True, False)
-    )
-    assert (
-        early["activations"] + early["temporaries"]
-        == 4 * 64 * 512 + late["activations"] + late["temporaries"]
-    )
+    early = small(recompute=["full"], upcast=True).moments["end of step 2"]
+    late = small(recompute=["full"], upcast=False).moments["end of step 2"]
+    before = early["activations"] + early["temporaries"]
+    assert before == 4 * 64 * 512 + late["activations"] + late["temporaries"]

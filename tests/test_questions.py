@@ -109,17 +109,16 @@ def test_an_event_that_is_taken_back_counts_no_more():
 
 
 def test_an_event_that_is_taken_back_leaves_an_earlier_empty_cache():
-    events = [(1024, first := ["a"]), (-1024, first)]
+    first, second = ["a"], ["b"]
+    events = [(1024, first), (-1024, first)]
     memory = Memory(lambda: events)
     memory.empty_cache()
-    events += [(2048, second := ["b"]), (2048, ["c"])]
+    events += [(2048, second), (2048, ["c"])]
     assert memory.followed().allocator.reserved == 2 * 2**20
     events[3:] = [(-2048, second)]
-    assert (memory.followed().allocator.allocated, memory.allocator.reserved, memory.emptied) == (
-        0,
-        2 * 2**20,
-        [2],
-    )
+    assert memory.followed().allocator.allocated == 0
+    assert memory.allocator.reserved == 2 * 2**20
+    assert memory.emptied == [2]
     assert len(memory.allocator.driver_calls) == 3
 
 

@@ -888,7 +888,8 @@ def test_each_variant_is_timed_with_its_spread(monkeypatch):
 
 def test_a_history_is_kept_and_says_what_was_reserved_at_each_steps_end():
     found = parts_of(Task("history", "history", "", SMALL), Host())["history"]
-    compared, [(at, counted)] = compare_with_gpu(unpacked(found["history"])), found["steps"]
+    compared = compare_with_gpu(unpacked(found["history"]))
+    [(at, counted)] = found["steps"]
     assert compared.exact
     assert found["exact"]
     assert counted == compared.real[at - 1] > 0

@@ -281,14 +281,9 @@ def test_torchs_page_knows_every_opcode_and_each_line_of_code_is_a_frame(replaye
     found = {opcode.name: argument for opcode, argument, _ in pickletools.genops(path.read_bytes())}
     assert set(found) <= set(VIEWERS_OPCODES.split()) and found["PROTO"] == 4
     entries = read_snapshot(path)["device_traces"][0]
-    (entry,) = (
-        one
-        for one in entries
-        if one["action"] == "alloc"
-        and "blocks.1.mlp.up" in str(one)
-        and "step 2 forward" in str(one)
-        and one["frames"][0]["name"] == "addmm"
-    )
+    allocated = [one for one in entries if one["action"] == "alloc" and "blocks.1.mlp.up" in str(one)]
+    in_forward = [one for one in allocated if "step 2 forward" in str(one)]
+    (entry,) = (one for one in in_forward if one["frames"][0]["name"] == "addmm")
     made_by, kind, line = entry["frames"]
     assert made_by == {"name": "addmm", "filename": "blocks.1.mlp.up", "line": 0}
     assert kind == {"name": "activations", "filename": "step 2 forward", "line": 0}

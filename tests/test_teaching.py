@@ -163,7 +163,10 @@ def test_field_stores_what_is_typed_once_the_button_is_pressed(
 def lock(form: GuessForm, shown: str, enter: bool = False) -> None:
     """Press the button or Enter, and answer the form's question as a page does that shows `shown`."""
     custom = {"data": {"method": "custom", "content": {"event": "submit"}}}
-    form.field._handle_msg({"content": custom, "buffers": []}) if enter else form.button.click()
+    if enter:
+        form.field._handle_msg({"content": custom, "buffers": []})
+    else:
+        form.button.click()
     form.told.value = shown
 
 

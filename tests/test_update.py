@@ -27,7 +27,8 @@ VARIATIONS: list[dict[str, Any]] = [
 def tiny_run(precision: str, optimizer: str) -> TrainingRun:
     """A run of one of both families, with or without clipping; the same for the same names."""
     place = MEASURED.index(precision) + 3 * STEPPERS.index(optimizer)
-    model = tiny(("gpt2", "llama")[place % 2], hidden=64, heads=2, layers=3)
+    family = "gpt2" if place % 2 == 0 else "llama"
+    model = tiny(family, hidden=64, heads=2, layers=3)
     if place % 3 == 0:
         model = tiny("llama", hidden=64, heads=2, layers=1, tied=True, qkv_bias=True)
     return TrainingRun(model, 1, 16, precision, optimizer, "eager", **VARIATIONS[place // 2 % 4])
@@ -58,27 +59,19 @@ def plus(standing: dict[str, int], added: dict[str, int]) -> dict[str, int]:
     return {kind: standing[kind] + added.get(kind, 0) for kind in KINDS}
 
 
+def lora_run(family: str, precision: str, optimizer: str, targets: Any, bits: int | None) -> TrainingRun:
+    model = tiny(family, hidden=64, heads=2)
+    lora: dict[str, Any] = {"lora_rank": 4, "lora_targets": targets, "frozen_bits": bits}
+    return TrainingRun(model, 1, 16, precision, optimizer, "eager", clip_grad_norm=1.0, **lora)
+
+
 LORA = [
-    TrainingRun(
-        tiny(family, hidden=64, heads=2),
-        1,
-        16,
-        precision,
-        optimizer,
-        "eager",
-        lora_rank=4,
-        lora_targets=targets,
-        frozen_bits=bits,
-        clip_grad_norm=1.0,
-    )
-    for family, precision, optimizer, targets, bits in (
-        ("gpt2", "fp32", "adafactor", "attention", None),
-        ("gpt2", "amp-bf16", "adamw", ("out",), 8),
-        ("gpt2", "bf16-master-fp32grad", "muon", ("attention", "mlp"), 4),
-        ("llama", "amp-fp16", "adam8bit", ("attention", "mlp"), 4),
-        ("llama", "bf16", "muon", "mlp", 16),
-        ("llama", "fp16-master", "adamw-loop", ("q", "v"), 8),
-    )
+    lora_run("gpt2", "fp32", "adafactor", "attention", None),
+    lora_run("gpt2", "amp-bf16", "adamw", ("out",), 8),
+    lora_run("gpt2", "bf16-master-fp32grad", "muon", ("attention", "mlp"), 4),
+    lora_run("llama", "amp-fp16", "adam8bit", ("attention", "mlp"), 4),
+    lora_run("llama", "bf16", "muon", "mlp", 16),
+    lora_run("llama", "fp16-master", "adamw-loop", ("q", "v"), 8),
 ]
 """Of which only LoRA's factors step; what is frozen counts among the parameters."""
 

@@ -116,23 +116,9 @@ def test_litgpt_s_way():
     layers, width, vocab = 2, 64, 32_000
     measured = watch_script(SCRIPTS / "litgpt.py", [str(layers), "2", str(width), "32", "2"])
     ffn = 8 * width // 3
-    matrices = (
-        [(vocab, width)] * 2
-        + [(width,)]
-        + [
-            shape
-            for _ in range(layers)
-            for shape in (
-                (width,),
-                (width,),
-                (3 * width, width),
-                (width, width),
-                (ffn, width),
-                (ffn, width),
-                (width, ffn),
-            )
-        ]
-    )
+    attention = [(3 * width, width), (width, width)]
+    block = [(width,), (width,), *attention, (ffn, width), (ffn, width), (width, ffn)]
+    matrices = [(vocab, width), (vocab, width), (width,), *(layers * block)]
     buffers = 2 * round_up(32 * 32 * 2)  # cosines and sines, of all positions and of a head's elements
     expected = sum(round_up(2 * torch.Size(shape).numel()) for shape in matrices) + buffers
     assert measured.moments["end of step 2"]["parameters"] == expected

@@ -89,7 +89,7 @@ class Installed(NamedTuple):
             timeout=600,
         )
         assert done.returncode == code, done.stdout + done.stderr
-        return done.stdout + done.stderr * bool(code)
+        return done.stdout + done.stderr if code else done.stdout
 
     def course(self, *words: str, folder: Path | None = None, code: int = 0) -> str:
         return self.python_says("-m", "course_utils", *words, folder=folder, code=code)
