@@ -131,7 +131,7 @@ def run(
 
 
 def _clear_outputs(notebook: NotebookNode) -> None:
-    """What an earlier execution left would say of a cell that it has been reached."""
+    """Remove what an earlier execution left: it would say of a cell that it has been reached."""
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.execution_count = None
@@ -155,7 +155,7 @@ def _client(notebook: NotebookNode, folder: Path, allow_errors: bool) -> Noteboo
 
 
 def _drop_widget_views(notebook: NotebookNode) -> None:
-    """A widget's view names a model that is gone, by an id that is new each time."""
+    """Remove views of widgets: each names a model that is gone, by an id that is new each time."""
     for cell in notebook.cells:
         for output in cell.get("outputs", ()):
             output.get("data", {}).pop(WIDGET_VIEW, None)

@@ -100,10 +100,9 @@ def rows_of(name: str) -> Iterator[Row]:
 
 
 def say(row: Row) -> Said:
-    """Run the row's step on the simulated GPU.
+    """Run the row's step on the simulated GPU. The published figure is not looked at.
 
-    Its family's function takes cuBLAS's workspaces and the row's `how`. The published figure is not looked
-    at.
+    Its family's function takes cuBLAS's workspaces and the row's `how`.
     """
     measured, replayed = run(row.family, row.capability, row.torch, json.dumps(row.how), row.expandable)
     if row.moment in ("start", "end"):
