@@ -43,12 +43,8 @@ WORKSPACES = 3 * MiB
 
 def line(task: str, kind: str, parts: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """What `record` would have left of a task on a GPU that is made up."""
-    device = {
-        "name": changes.pop("device", "NVIDIA H200"),
-        "capability": [9, 0],
-        "memory": 1,
-        "driver": "580",
-    }
+    name = changes.pop("device", "NVIDIA H200")
+    device = {"name": name, "capability": [9, 0], "memory": 1, "driver": "580"}
     return {
         "task": task,
         "kind": kind,
@@ -133,8 +129,8 @@ def test_differences_that_were_planted_are_found_with_their_sign(shipped: Any) -
     assert (low, high) == pytest.approx((1 / 1.01, 1 / 0.996), abs=1e-6)
     assert median == pytest.approx(0.4016, abs=0.001) and largest == pytest.approx(0.990, abs=0.001)
     assert kept == "no: median"
-    # without blocks the simulation says too little by them, the estimate by 20 MB more, the closed form by 10
-    # MB more
+    # Without blocks the simulation says too little by them, the estimate by 20 MB more, the closed form by
+    # another 10 MB
     for by, said in (("simulation", 2000), ("estimate", 1980), ("closed form", 1970)):
         assert found[by][2] == pytest.approx(100 * ((said * MB + WORKSPACES) / KNOWN - 1))
     assert found["reserved"][2] == pytest.approx(0.5) and found["reserved"][-1] == "yes"
@@ -186,10 +182,9 @@ def history_line(environment: dict[str, str], spoiled: bool = False) -> dict[str
     snapshot = snapshot_of(replayed)
     if spoiled:
         taken = next(entry for entry in snapshot["device_traces"][0] if entry["action"] == "segment_alloc")
+        segment = next(part for part in snapshot["segments"] if part["address"] == taken["addr"])
         taken["size"] += 2 * MiB
-        next(part for part in snapshot["segments"] if part["address"] == taken["addr"])["total_size"] += (
-            2 * MiB
-        )
+        segment["total_size"] += 2 * MiB
     part = {"history": packed(snapshot), "steps": [(len(replayed), replayed.reserved[-1])]}
     return line("history of a run, default settings", "history", {"history": part}, environment=environment)
 
