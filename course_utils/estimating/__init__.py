@@ -34,8 +34,9 @@ def estimate(run: TrainingRun, method: str = "exact") -> MemoryBreakdown:
 
 
 def moments(run: TrainingRun, method: str = "exact") -> dict[str, MemoryBreakdown]:
-    """Bytes by kind at the moments of a step at which memory may peak, in order, by name. Raises like
-    `estimate`.
+    """Bytes by kind at the moments of a step at which memory may peak, in order, by name.
+
+    Raises like `estimate`.
     """
     return _chosen(run, method).moments(run)
 

@@ -26,9 +26,7 @@ Bytes = dict[str, int]
 
 
 def estimate(run: TrainingRun) -> MemoryBreakdown:
-    """Bytes by kind at the peak, the largest of the moments. Raises ValueError for a
-    run that is not covered.
-    """
+    """Bytes by kind at the peak, the largest of the moments. Raises ValueError for a run not covered."""
     return max(moments(run).values(), key=lambda moment: moment.total)
 
 
@@ -36,8 +34,7 @@ def estimate(run: TrainingRun) -> MemoryBreakdown:
 
 
 def states(run: TrainingRun) -> Bytes:
-    """Weights, gradients and optimizer states of rank 0: (w + g + K)·N, where K is the master weights and the
-    moments.
+    """Weights, gradients and optimizer states of rank 0, (w + g + K)·N; K is master weights and moments.
 
     Rajbhandari et al. 2020 (ZeRO), sections 3.1 and 5: stages 1, 2 and 3 divide K, then g, then w by D. FSDP2
     shards all three in stages 2 and 3, and its shards are the master weights; ZeRO-1 gives each rank whole
@@ -77,9 +74,10 @@ def moment_numbers(run: TrainingRun) -> int:
 
 
 def update_bytes(run: TrainingRun) -> int:
-    """Temporaries of the optimizer step. Fused: none. Foreach: a tensor for each parameter, 4N in fp32.
-    For-loop: two for one parameter at a time. With master weights one parameter at a time, its gradient
-    copied to fp32 first.
+    """Temporaries of the optimizer step.
+
+    Fused: none. Foreach: a tensor for each parameter, 4N in fp32. For-loop: two for one parameter at a time.
+    With master weights one parameter at a time, its gradient copied to fp32 first.
     """
     p = run.precision
     D = run.world_size if run.zero_stage else 1
@@ -120,8 +118,9 @@ def update_tensors(run: TrainingRun) -> int:
 
 
 def block(run: TrainingRun) -> int:
-    """One block: in 16 bits s·b·h·(34 + 5·a·s/h) for GPT-2 (Korthikanti et al. 2022, table 2), plus norms'
-    statistics.
+    """One block: in 16 bits s·b·h·(34 + 5·a·s/h) for GPT-2, plus norms' statistics.
+
+    Korthikanti et al. 2022, table 2.
 
     Two norms keep their inputs; the projection to q, k and v, attention's output and the MLP keep theirs, and
     under autocast each of their matrices its own 16-bit copy; two dropouts keep a byte per element.
@@ -164,16 +163,16 @@ def attention(run: TrainingRun) -> Bytes:
 
 
 def mlp(run: TrainingRun) -> int:
-    """GELU keeps two tensors of width f, SwiGLU four: its gate before and after SiLU,
-    up, and their product.
-    """
+    """GELU keeps two tensors of width f, SwiGLU four: its gate before and after SiLU, up, their product."""
     tensors = 4 if run.model.mlp == "swiglu" else 2
     return tensors * run.precision.compute * run.micro_batch * run.seq_len * run.model.ffn
 
 
 def all_blocks(run: TrainingRun) -> int:
-    """L blocks, or the input of every K-th (Chen et al. 2016); with "selective" also the results of matrix
-    products; with "selective-attention" all but attention's core (Korthikanti et al. 2022, section 5).
+    """L blocks, or the input of every K-th (Chen et al. 2016).
+
+    With "selective" also the results of matrix products; with "selective-attention" all but attention's core
+    (Korthikanti et al. 2022, section 5).
     """
     m = run.model
     K = blocks_together(run)
@@ -191,9 +190,7 @@ def blocks_together(run: TrainingRun) -> int:
 
 
 def products(run: TrainingRun) -> int:
-    """Bytes that "selective" keeps of a block in addition to its input: results of matrix products and of
-    attention.
-    """
+    """Bytes that "selective" keeps of a block beyond its input: results of matrix products and attention."""
     if run.recompute != "selective":
         return 0
     m = run.model
@@ -205,8 +202,9 @@ def products(run: TrainingRun) -> int:
 
 
 def recomputed_core(run: TrainingRun) -> int:
-    """Bytes that "selective-attention" does not keep of a block: attention without q, k
-    and v as projected.
+    """Bytes that "selective-attention" does not keep of a block.
+
+    That is attention without q, k and v as projected.
     """
     if run.recompute != "selective-attention":
         return 0
@@ -215,9 +213,7 @@ def recomputed_core(run: TrainingRun) -> int:
 
 
 def outside_blocks(run: TrainingRun) -> int:
-    """The embedding's dropout mask, the inputs of the last norm and of the head, and
-    what all blocks share.
-    """
+    """The embedding's dropout mask, inputs of the last norm and of the head, and what all blocks share."""
     m = run.model
     s = run.seq_len
     t = run.micro_batch * run.seq_len
@@ -239,9 +235,7 @@ def statistics(run: TrainingRun) -> int:
 
 
 def weight_copies(run: TrainingRun) -> tuple[int, int]:
-    """Bytes of the 16-bit copies that autocast keeps until backward: of one block's matrices, and of the
-    head.
-    """
+    """Bytes of autocast's 16-bit copies until backward: of one block's matrices, and of the head."""
     c = run.precision.compute if run.precision.autocast else 0
     return c * block_matrices(run), c * run.model.vocab * run.model.hidden
 
@@ -250,8 +244,9 @@ def weight_copies(run: TrainingRun) -> tuple[int, int]:
 
 
 def moments(run: TrainingRun) -> dict[str, MemoryBreakdown]:
-    """Bytes by kind at the moments at which memory may peak, by name. Raises ValueError for a run not
-    covered.
+    """Bytes by kind at the moments at which memory may peak, by name.
+
+    Raises ValueError for a run not covered.
     """
     check(run)
     full = states(run) | {"inputs": 16 * run.micro_batch * run.seq_len, "workspaces": workspace_bytes(run)}
@@ -272,9 +267,11 @@ def moments(run: TrainingRun) -> dict[str, MemoryBreakdown]:
 
 
 def loss_moments(run: TrainingRun) -> list[tuple[str, Bytes]]:
-    """The t·V logits: c bytes each, as much for their log-softmax, under autocast 4 more for its fp32 copy;
-    in backward twice the loss's type for gradients. Upcast logits are copied to 4 bytes each and their
-    log-softmax is of 4, too. A loss in n chunks has t·V/n at a time, and sums the head's gradient.
+    """The t·V logits: c bytes each, and as much for their log-softmax.
+
+    Under autocast it has 4 more for its fp32 copy. In backward come gradients, of twice the loss's type.
+    Upcast logits are copied to 4 bytes each and their log-softmax is of 4, too. A loss in n chunks has t·V/n
+    at a time, and sums the head's gradient.
     """
     m = run.model
     t = run.micro_batch * run.seq_len
@@ -319,9 +316,10 @@ def bytes_per_logit(run: TrainingRun) -> tuple[int, int, int]:
 
 
 def block_moments(run: TrainingRun, there: bool) -> list[tuple[str, Bytes]]:
-    """Backward of the last block, when all activations are kept, and of the first, when nearly all gradients
-    are there; each within the MLP and within attention. A recomputed block keeps everything during its own
-    backward.
+    """Backward of the last block and of the first, each within the MLP and within attention.
+
+    In the last all activations are kept, in the first nearly all gradients are there. A recomputed block
+    keeps everything during its own backward.
     """
     m = run.model
     p = run.precision
@@ -358,8 +356,10 @@ def checkpoint_bytes(run: TrainingRun) -> int:
 
 
 def ends_of_backward(run: TrainingRun) -> tuple[tuple[str, int, int, int, int], ...]:
-    """The last block and the first: blocks under its checkpoint, bytes kept, bytes of weight copies, and
-    weights whose gradients have arrived.
+    """The last block and the first, with what is there when their backward begins.
+
+    Of each: its name, the blocks under its checkpoint, bytes kept, bytes of weight copies, and weights whose
+    gradients have arrived.
     """
     K = blocks_together(run)
     L = run.model.layers
@@ -378,8 +378,10 @@ def ends_of_backward(run: TrainingRun) -> tuple[tuple[str, int, int, int, int], 
 
 
 def mlp_backward(run: TrainingRun, there: bool) -> int:
-    """Added when backward has passed the MLP's last matrix: the gradients of the residual stream, of the wide
-    tensor (for SwiGLU of both its factors, when their product is gone) and of the matrix.
+    """Added when backward has passed the MLP's last matrix.
+
+    These are the gradients of the residual stream, of the wide tensor (for SwiGLU of both its factors, when
+    their product is gone) and of the matrix.
     """
     m = run.model
     t = run.micro_batch * run.seq_len
@@ -396,9 +398,10 @@ def mlp_backward(run: TrainingRun, there: bool) -> int:
 
 
 def attention_backward(run: TrainingRun, there: bool) -> int:
-    """The same within attention, where softmax's backward has its output, two gradients and a product, all in
-    its type: the MLP's activations are gone, the gradients of its matrices and of attention's output have
-    arrived.
+    """The same within attention.
+
+    Softmax's backward has its output, two gradients and a product, all in its type: the MLP's activations are
+    gone, the gradients of its matrices and of attention's output have arrived.
     """
     m = run.model
     t = run.micro_batch * run.seq_len
@@ -417,8 +420,9 @@ def attention_backward(run: TrainingRun, there: bool) -> int:
 
 
 def embedding_backward(run: TrainingRun) -> int:
-    """The embedding's gradient is dense; a tied one meets the head's, in a third tensor unless autocast cast
-    that.
+    """The embedding's gradient is dense.
+
+    A tied one meets the head's, in a third tensor unless autocast cast that.
     """
     m, p = run.model, run.precision
     tensors = 0
@@ -435,9 +439,10 @@ def embedding_backward(run: TrainingRun) -> int:
 
 
 def sharded_moments(run: TrainingRun, start: Bytes, full: Bytes) -> dict[str, MemoryBreakdown]:
-    """FSDP2's whole weights: those outside the blocks all the time; of the blocks, the one that runs and
-    the next (stage 2: all). Whole gradients are summed in the shards' type, then scattered (Zhao et al.
-    2023).
+    """The moments with FSDP2's whole weights and gradients.
+
+    Weights outside the blocks are whole all the time; of the blocks, the one that runs and the next (stage 2:
+    all). Whole gradients are summed in the shards' type, then scattered (Zhao et al. 2023).
     """
     m = run.model
     p = run.precision

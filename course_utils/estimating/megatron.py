@@ -1,5 +1,4 @@
-"""Tensor and sequence parallelism as Megatron-LM cuts a transformer, in closed forms only: nothing here is
-measured.
+"""Tensor and sequence parallelism as Megatron-LM cuts a transformer: closed forms, nothing measured.
 
 `rank_states` answers for a run.
 
@@ -81,8 +80,9 @@ def _check_degree(model: TransformerConfig, ranks: int) -> None:
 
 
 def block_activation_bytes(run: TrainingRun) -> int:
-    """Bytes that one block keeps on each of t ranks: `published.korthikanti_parallel_block_bytes`, where it
-    is right.
+    """Bytes that one block keeps on each of t ranks, where the published formula is right.
+
+    It is `published.korthikanti_parallel_block_bytes`.
 
     Korthikanti et al. 2022, table 2, counts 16-bit activations of a GPT with eager attention. Raises
     ValueError, naming it, for what that does not cover: fp32, LoRA, a fused kernel (whose scores are not
@@ -105,8 +105,9 @@ def block_activation_bytes(run: TrainingRun) -> int:
 
 
 def activation_bytes(run: TrainingRun) -> int:
-    """The same for all L blocks: s·b·h·L/t · (34 + 5as/h) with sequence parallelism, 34·s·b·h·L/t if
-    selective too.
+    """The same for all L blocks: s·b·h·L/t · (34 + 5as/h) with sequence parallelism.
+
+    If selective too, 34·s·b·h·L/t.
 
     What is outside the blocks is left out, as in the paper's total. Raises like `block_activation_bytes`.
     """

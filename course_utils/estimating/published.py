@@ -1,5 +1,6 @@
-"""The field's published formulas, each as its source has it: for lessons and the benchmark to compare with
-the course's own, never tuned to it.
+"""The field's published formulas, each as its source has it.
+
+Lessons and the benchmark compare them with the course's own; they are never tuned to it.
 
 A formula that takes a run returns bytes, or a mapping of parts to bytes, and raises ValueError for runs of
 which its source says nothing. What a source leaves out is said in the docstring; `FORMULAS` lists what the
@@ -18,17 +19,16 @@ Parts = dict[str, int]
 
 
 def _refuse(formula: str, *reasons: tuple[object, str]) -> None:
-    """Raise ValueError for the first of the reasons, each a condition and the choice that it describes, that
-    holds.
-    """
+    """Raise ValueError for the first reason that holds: a condition and the choice that it describes."""
     for holds, choice in reasons:
         if holds:
             raise ValueError(f"{formula} does not cover {choice}")
 
 
 def _refuse_what_none_covers(formula: str, run: TrainingRun) -> None:
-    """Refuse what no formula here covers: LoRA, a chunked loss, offloading, fp8, optimizers without Adam's
-    moments.
+    """Refuse what no formula here covers.
+
+    That is LoRA, a chunked loss, offloading, fp8, optimizers without Adam's moments.
     """
     recomputes = run.recompute in ("sqrt", "selective") or run.recompute.startswith("every")
     _refuse(
@@ -48,8 +48,9 @@ def _refuse_fp32(formula: str, run: TrainingRun) -> None:
 
 
 def _states(N: int, D: int, stage: int, weight: int, gradient: int, optimizer: int) -> Parts:
-    """Bytes of states at these bytes per parameter: stage 1 shards the optimizer's, 2 the gradients, 3 the
-    weights.
+    """Bytes of states at these bytes per parameter.
+
+    Stage 1 shards the optimizer's, 2 the gradients, 3 the weights.
     """
     return {
         "parameters": weight * N // (D if stage == 3 else 1),
@@ -62,8 +63,9 @@ def _states(N: int, D: int, stage: int, weight: int, gradient: int, optimizer: i
 
 
 def zero_state_bytes(parameters: int, optimizer_bytes: int = 12) -> dict[str, int]:
-    """Bytes of fp16 weights, fp16 gradients and K·Ψ of optimizer states: 2Ψ + 2Ψ + KΨ, K = 12 for
-    mixed-precision Adam.
+    """Bytes of fp16 weights, fp16 gradients and optimizer states: 2Ψ + 2Ψ + KΨ.
+
+    K = 12 for mixed-precision Adam.
 
     Rajbhandari et al. 2020 (ZeRO), section 3.1: fp32 weights, momentum and variance are 4Ψ each.
     """
@@ -87,8 +89,9 @@ def zero_sharded_state_bytes(parameters: int, stage: int, ranks: int, optimizer_
 
 
 def zero_run_state_bytes(run: TrainingRun) -> Parts:
-    """The same for a run in 16-bit. Autocast keeps fp32 weights and gradients: 16 bytes too, but in other
-    parts.
+    """The same for a run in 16-bit.
+
+    Autocast keeps fp32 weights and gradients: 16 bytes too, but in other parts.
     """
     _refuse_what_none_covers("ZeRO", run)
     _refuse_fp32("ZeRO", run)
@@ -104,15 +107,17 @@ def zero_activation_bytes(run: TrainingRun) -> int:
 
 
 def zero_checkpointed_bytes(run: TrainingRun) -> int:
-    """Bytes left with checkpointing, "the square root of the total": the total over √L
-    (ZeRO, section 3.2).
+    """Bytes left with checkpointing: the total over √L, "the square root of the total".
+
+    ZeRO, section 3.2.
     """
     return round(zero_activation_bytes(run) / sqrt(run.model.layers))
 
 
 def zero_bytes(run: TrainingRun) -> Parts:
-    """Bytes of states and activations as ZeRO's section 3 adds them up for GPT-2 XL: with recomputation,
-    total over √L.
+    """Bytes of states and activations as ZeRO's section 3 adds them up for GPT-2 XL.
+
+    With recomputation, activations are their total over √L.
 
     It leaves out the logits and the loss, the kernel that attention runs on, and all of section 3.2's
     buffers.
@@ -184,8 +189,9 @@ def korthikanti_parts(run: TrainingRun) -> Parts:
 
 
 def korthikanti_model_flops(run: TrainingRun) -> int:
-    """FLOPs of one micro-batch, forward and backward: 72·b·L·s·h²·(1 + s/6h + V/12hL) (Korthikanti et al.,
-    eq. 7).
+    """FLOPs of one micro-batch, forward and backward: 72·b·L·s·h²·(1 + s/6h + V/12hL).
+
+    Korthikanti et al. 2022, eq. 7.
 
     Matrix products alone, of an MLP of 4h without a gate, and attention as if it were not causal.
     """
@@ -221,8 +227,9 @@ def megatron_parameter_count(run: TrainingRun) -> int:
 
 
 def megatron_parts(run: TrainingRun) -> Parts:
-    """Bytes that Megatron-LM reports before training: 18 a parameter, 6 + 12/D with its distributed
-    optimizer.
+    """Bytes that Megatron-LM reports before training.
+
+    18 a parameter, 6 + 12/D with its distributed optimizer.
 
     Megatron-LM, theoretical_memory_usage.py: bf16 weights, fp32 gradients, fp32 weights and Adam's moments.
     Of the activations there are two formulas. With sequence parallelism and selective recomputation:
@@ -259,8 +266,9 @@ def _megatron_activation_bytes(run: TrainingRun) -> int:
 
 
 def cookbook_parameter_count(run: TrainingRun) -> int:
-    """Parameters as EleutherAI's cookbook counts them: two embeddings, tied or not, s positions, no biases
-    but norms'.
+    """Parameters as EleutherAI's cookbook counts them.
+
+    Two embeddings, tied or not, s positions, no biases but norms'.
 
     EleutherAI cookbook, calc_transformer_mem.py, calc_mem. Three matrices in a SwiGLU MLP have to be asked
     for.
@@ -279,8 +287,9 @@ def cookbook_parameter_count(run: TrainingRun) -> int:
 
 
 def cookbook_parts(run: TrainingRun) -> Parts:
-    """Bytes on one GPU as EleutherAI's cookbook has them: weights in 16-bit, fp32 gradients, 12 bytes of
-    optimizer.
+    """Bytes on one GPU as EleutherAI's cookbook has them.
+
+    Weights in 16-bit, fp32 gradients, 12 bytes of optimizer.
 
     EleutherAI cookbook, calc_transformer_mem.py, calc_mem, at its default settings. Without checkpointing
     activations are s·b·h·L·(34 + 5·a·s/h), eager whatever the kernel, 16-bit even in fp32; with checkpointing
@@ -307,8 +316,9 @@ def cookbook_parts(run: TrainingRun) -> Parts:
 
 
 def llm_analysis_parts(run: TrainingRun) -> Parts:
-    """Bytes on one GPU as llm-analysis adds them: weights in 16-bit, fp32 gradients, 12 bytes of optimizer a
-    parameter.
+    """Bytes on one GPU as llm-analysis adds them.
+
+    Weights in 16-bit, fp32 gradients, 12 bytes of optimizer a parameter.
 
     llm-analysis, analysis.py, LLMAnalysis.get_activation_memory_per_layer and training, at its default
     settings (flash attention has a formula of its own; dropout after attention alone; the inputs of both
@@ -350,8 +360,9 @@ def _llm_analysis_block_bytes(run: TrainingRun) -> int:
 
 
 def playbook_parts(run: TrainingRun) -> Parts:
-    """Bytes by the Ultra-Scale Playbook's text: N = hV + L(12h² + 13h) + 2h, 16 bytes per parameter of
-    states.
+    """Bytes by the Ultra-Scale Playbook's text, with 16 bytes per parameter of states.
+
+    N = hV + L(12h² + 13h) + 2h.
 
     Its sections on weights, gradients and optimizer states (20 bytes with fp32 gradients) and on activations:
     Korthikanti's 34 + 5·a·s/h for every model and kernel; recomputation is Korthikanti's too. No logits, no
@@ -383,8 +394,9 @@ def playbook_parts(run: TrainingRun) -> Parts:
 
 
 def playbook_figure_parts(run: TrainingRun) -> Parts:
-    """Bytes by the interactive memory figure of the Ultra-Scale Playbook (its Space's src/memory.js), which
-    has more.
+    """Bytes by the Ultra-Scale Playbook's interactive memory figure, which has more.
+
+    It is in the Space's src/memory.js.
 
     GELU and SwiGLU apart, t and sequence parallelism, the embedding's dropout, the last norm, the head and
     the logits in fp32. SwiGLU counts as four ffn-wide tensors; N is still GPT-2's 12h² + 13h a block, with s
@@ -454,9 +466,7 @@ def deepspeed_zero3_run_bytes(run: TrainingRun) -> int:
 
 
 def largest_layer(run: TrainingRun) -> int:
-    """Parameters of the module that owns the most: of a linear layer its matrix and
-    bias, or the embedding.
-    """
+    """Parameters of the module that owns the most: a linear layer's matrix and bias, or the embedding."""
     layers: dict[str, int] = {}
     for name, shape in [*block_shapes(run.model).items(), *outer_shapes(run.model).items()]:
         module = name.rpartition(".")[0]
@@ -499,9 +509,7 @@ def accelerate_stages(run: TrainingRun) -> Parts:
 
 
 def accelerate_bytes(run: TrainingRun) -> int:
-    """Bytes that `accelerate estimate-memory` prints for training: the largest of its stages, which are not
-    added.
-    """
+    """Bytes that `accelerate estimate-memory` prints for training: the largest stage, not their sum."""
     return max(accelerate_stages(run).values())
 
 

@@ -1,4 +1,4 @@
-"""One rank of many: what it keeps of the states, what it sends, and the buffers that sharding needs on top.
+"""One rank of many: what it keeps of the states, what it sends, and the buffers that sharding needs.
 
 ZeRO's stages in its own formulas (Rajbhandari et al. 2020), then what torch really allocates:
 DistributedDataParallel's buckets, ZeroRedundancyOptimizer's shares, and FSDP2's shards and the buffers that
@@ -32,8 +32,9 @@ BUCKET = 25 * MiB
 
 
 def zero_bytes(parameters: int, ranks: int, stage: int, optimizer_bytes: int = 12) -> int:
-    """Bytes of states that each of `ranks` keeps: Ψ = `parameters` in 16-bit, their gradients, K =
-    `optimizer_bytes`.
+    """Bytes of states that each of `ranks` keeps.
+
+    Ψ = `parameters` in 16-bit, their gradients, and K = `optimizer_bytes`.
 
     (2+2+K)Ψ without sharding; stage 1 shards the optimizer's states, 4Ψ + KΨ/D; stage 2 the gradients too,
     2Ψ + (2+K)Ψ/D; stage 3 all, (4+K)Ψ/D (Rajbhandari et al. 2020, sections 5.1 to 5.3 and figure 1). A share
@@ -47,8 +48,7 @@ def zero_bytes(parameters: int, ranks: int, stage: int, optimizer_bytes: int = 1
 
 
 def zero_communication_elements(parameters: int, stage: int) -> int:
-    """Elements that each rank sends in a step: 2Ψ for plain data parallelism, stage 1 and stage 2, 3Ψ for
-    stage 3.
+    """Elements that each rank sends in a step: 2Ψ without sharding and for stages 1 and 2, 3Ψ for stage 3.
 
     An all-reduce is a reduce-scatter and an all-gather of Ψ each; stage 3 gathers the parameters twice, for
     forward and for backward (Rajbhandari et al. 2020, section 7). The factor (D−1)/D of a ring is left out,
@@ -58,7 +58,7 @@ def zero_communication_elements(parameters: int, stage: int) -> int:
 
 
 def reduce_scatter_bytes(size: int, ranks: int) -> int:
-    """Bytes that each rank sends so that each ends with one share of the sum of `size` bytes: (D−1)/D · size.
+    """Bytes that each rank sends to get one share of the sum of `size` bytes: (D−1)/D · size.
 
     In a ring, in D−1 steps of one share, rounded up (Patarasuk and Yuan 2009). Raises ValueError for no rank
     at all.
@@ -68,8 +68,9 @@ def reduce_scatter_bytes(size: int, ranks: int) -> int:
 
 
 def all_gather_bytes(size: int, ranks: int) -> int:
-    """Bytes that each rank sends so that each ends with all of `size` bytes, of which it had one share:
-    (D−1)/D · size.
+    """Bytes that each rank sends so that all have all of `size` bytes: (D−1)/D · size.
+
+    Before, each had one share.
 
     Raises like `reduce_scatter_bytes`.
     """
@@ -77,8 +78,9 @@ def all_gather_bytes(size: int, ranks: int) -> int:
 
 
 def all_reduce_bytes(size: int, ranks: int) -> int:
-    """Bytes that each rank sends so that each ends with the sum: 2(D−1)/D · size, a reduce-scatter and an
-    all-gather.
+    """Bytes that each rank sends so that each ends with the sum: 2(D−1)/D · size.
+
+    That is a reduce-scatter and an all-gather.
 
     Raises like `reduce_scatter_bytes`.
     """
@@ -100,8 +102,9 @@ def _check_ranks(ranks: int) -> None:
 
 
 def rank_0_states(run: TrainingRun) -> Totals:
-    """Bytes of parameters, gradients and optimizer states of rank 0 of `run`, between backward and the
-    optimizer step.
+    """Bytes of parameters, gradients and optimizer states of rank 0 of `run`.
+
+    They are there between backward and the optimizer step.
 
     Each tensor is rounded up to 512. Stage 0 is one rank's; stage 1 shares out whole tensors; stages 2 and 3
     are FSDP2, which keeps no whole parameter between steps, whatever the stage: they differ within the step.
@@ -128,8 +131,7 @@ def rank_0_states(run: TrainingRun) -> Totals:
 
 
 def ddp_buckets(tensors: Iterable[int], caps: Sequence[int] = (FIRST_BUCKET, BUCKET)) -> list[int]:
-    """Bytes of each bucket that the reducer makes of gradients of these many bytes, in the order in which
-    they come.
+    """Bytes of each bucket that the reducer makes of gradients of these many bytes, in their order.
 
     A bucket is closed by the gradient that brings it to its cap, so it may be larger (torch's
     compute_bucket_assignment_by_size); the last cap holds for all further buckets.
@@ -164,8 +166,7 @@ def _bucket_sizes(model: TransformerConfig, element: int, rebuilt: bool) -> tupl
 
 
 def ddp_communication(run: TrainingRun) -> int:
-    """Bytes of communication buckets besides the gradients, from the first step to the last: as much again as
-    these.
+    """Bytes of communication buckets besides the gradients: as much again as these, in every step.
 
     With `bucket_view` the gradients are views of the buckets, and nothing is there twice.
     """
@@ -218,8 +219,9 @@ def check_fsdp(run: TrainingRun) -> None:
 
 @dataclass(frozen=True)
 class Gathered:
-    """Parameters that FSDP2 gathers and reduces together (a block, or all outside the blocks), in bytes on
-    rank 0.
+    """Parameters that FSDP2 gathers and reduces together, in bytes on rank 0.
+
+    They are a block, or all outside the blocks.
 
     Each parameter of so many `elements` is cut along its first dimension into D pieces of as many rows, the
     last ones padded: `shards` are the elements of rank 0's pieces, so D times as many are gathered. Bytes an
@@ -242,15 +244,14 @@ class Gathered:
 
     @cached_property
     def gradient_bytes(self) -> int:
-        """The gradients' shards: views of the one flat tensor that the reduce-scatter
-        wrote, or of its copy.
-        """
+        """The gradients' shards: views of the one tensor that the reduce-scatter wrote, or of its copy."""
         return round_up(self.stored * sum(self.shards))
 
     @cached_property
     def gather_input(self) -> int:
-        """Rank 0's flat contribution in another number format than its shards'; without one it goes straight
-        into the output.
+        """Rank 0's flat contribution in another number format than its shards'.
+
+        Without one it goes straight into the output.
         """
         if self.gathered_as == self.stored:
             return 0
@@ -263,9 +264,7 @@ class Gathered:
 
     @cached_property
     def unsharded(self) -> int:
-        """The parameters as the block computes with them, each copied out of that buffer into a tensor of its
-        own.
-        """
+        """The parameters as the block computes with them, each copied out of the buffer into its own tensor."""
         return sum(self.whole(self.gathered_as))
 
     def whole(self, element: int) -> list[int]:
@@ -284,8 +283,9 @@ class Gathered:
 
 
 def fsdp_groups(run: TrainingRun) -> tuple[Gathered, ...]:
-    """Groups that FSDP2 gathers: the parameters outside the blocks, then each block. Raises like
-    `check_fsdp`.
+    """Groups that FSDP2 gathers: the parameters outside the blocks, then each block.
+
+    Raises like `check_fsdp`.
     """
     check_fsdp(run)
     outer, block = _groups(run.model, run.world_size, run.precision)
@@ -318,8 +318,9 @@ def shard_shape(shape: Shape, ranks: int) -> Shape:
 def _fsdp_optimizer_bytes(
     model: TransformerConfig, ranks: int, precision: Precision, optimizer: Optimizer
 ) -> int:
-    """Bytes of the optimizer's states of rank 0's shards; the fp32 shards are
-    themselves the master weights.
+    """Bytes of the optimizer's states of rank 0's shards.
+
+    The fp32 shards are themselves the master weights.
     """
     precision = dataclasses.replace(precision, master=0)
     outer = {name: shard_shape(shape, ranks) for name, shape in outer_shapes(model).items()}
@@ -386,8 +387,9 @@ def _hooks(outer: Gathered, block: Gathered, stage_3: bool, first: bool) -> Hook
 
 
 def gather(group: Gathered) -> Walk:
-    """All ranks' shards arrive in one flat buffer; in another format than the shards', rank 0's are copied
-    first.
+    """All ranks' shards arrive in one flat buffer.
+
+    In another format than the shards', rank 0's are copied first.
     """
     if not group.gather_input:
         return [make(group.gather_output, COMMUNICATION)]
@@ -406,8 +408,9 @@ def reshard(group: Gathered) -> Walk:
 
 
 def reduce_scatter(group: Gathered, first: bool) -> Walk:
-    """The whole gradients are copied into one flat buffer, which stays, and go; rank 0's share of the sum
-    arrives.
+    """The whole gradients are copied into one flat buffer, and go; rank 0's share of the sum arrives.
+
+    The buffer stays.
 
     The last gradient goes when all is done. The `first` share becomes the gradients' shards; a later one is
     added to them, and goes.

@@ -26,8 +26,9 @@ PAIRS_4BIT = 2 * 256 * 2
 
 
 class Trainable(NamedTuple):
-    """The parameters that are trained, by name and shape, in the order of the network: those of one block
-    stand for those of all `layers`.
+    """The parameters that are trained, by name and shape, in the order of the network.
+
+    Those of one block stand for those of all `layers`.
     """
 
     before: Shapes
@@ -55,8 +56,7 @@ class Trainable(NamedTuple):
 
 @lru_cache(maxsize=256)
 def trainable(model: TransformerConfig, rank: int, targets: tuple[str, ...]) -> Trainable:
-    """The parameters that a run trains: all at rank 0, else LoRA's two factors of each matrix that is a
-    target.
+    """The parameters that a run trains: all at rank 0, else LoRA's two factors of each target matrix.
 
     W becomes W + B·A with A (r, n_in) and B (n_out, r) (Hu et al. 2022, section 4.1). Blocks' names begin
     with "blocks.".
@@ -86,9 +86,7 @@ def _factors(matrices: Shapes, rank: int) -> Shapes:
 
 @lru_cache(maxsize=1024)
 def tensors_bytes(model: TransformerConfig, element: int) -> int:
-    """Bytes of one tensor per parameter tensor of `model` at `element` bytes an element, each rounded up to
-    512.
-    """
+    """Bytes of a tensor per parameter tensor at `element` bytes an element, each rounded up to 512."""
     return trainable(model, 0, ()).bytes(element)
 
 
@@ -96,10 +94,9 @@ def tensors_bytes(model: TransformerConfig, element: int) -> int:
 
 
 def parameter_bytes(run: TrainingRun) -> int:
-    """Bytes of the weights that forward and backward use: 4N in fp32 and under autocast, 2N with master
-    weights.
+    """Bytes of the weights that forward and backward use.
 
-    With LoRA, its factors and what is frozen.
+    4N in fp32 and under autocast, 2N with master weights. With LoRA, its factors and what is frozen.
     """
     return _parameter_bytes(run.model, run.precision.weight, run.lora_rank, run.lora_targets, run.frozen_bits)
 
@@ -120,10 +117,11 @@ def _parameter_bytes(
 
 
 def frozen_matrix_bytes(shape: tuple[int, ...], bits: int) -> int:
-    """Bytes of a frozen matrix: 16 bits an element; 8, and an fp32 scale a row; 4, and an fp32 scale for 64
-    elements, of which the last may be filled up.
+    """Bytes of a frozen matrix, in so many bits an element.
 
-    QLoRA's 4-bit storage before its scales are quantized again (Dettmers et al. 2023, section 3).
+    In 16 bits it has nothing else; in 8 an fp32 scale a row; in 4 an fp32 scale for 64 elements, of which the
+    last may be filled up: QLoRA's 4-bit storage before its scales are quantized again (Dettmers et al. 2023,
+    section 3).
     """
     elements = prod(shape)
     if bits == 16:
@@ -135,8 +133,9 @@ def frozen_matrix_bytes(shape: tuple[int, ...], bits: int) -> int:
 
 
 def gradient_bytes(run: TrainingRun) -> int:
-    """Bytes of all gradients: one element a trained parameter, in the type of the weights, or fp32 main
-    gradients.
+    """Bytes of all gradients: one element a trained parameter.
+
+    It is in the type of the weights, or an fp32 main gradient.
     """
     return _trainable_bytes(run.model, run.lora_rank, run.lora_targets, run.precision.gradient)
 
@@ -169,8 +168,9 @@ def _state_bytes(
 
 
 def states_of(precision: Precision, optimizer: Optimizer, shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """Bytes that the optimizer keeps for parameters of these names and shapes, with what is there once: the
-    tables of the 8-bit Adam, and a loss scaler's two numbers.
+    """Bytes that the optimizer keeps for parameters of these names and shapes, with what is there once.
+
+    That is the tables of the 8-bit Adam, and a loss scaler's two numbers.
     """
     once = 0
     if optimizer.algorithm == "adam8bit":
@@ -189,8 +189,9 @@ def tensors_states(precision: Precision, optimizer: Optimizer, shapes: Mapping[s
 def state_sizes(
     precision: Precision, optimizer: Optimizer, name: str, shape: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Bytes of each tensor that the optimizer keeps of one parameter, its master weight first; before
-    rounding.
+    """Bytes of each tensor that the optimizer keeps of one parameter, before rounding.
+
+    The master weight comes first.
 
     Momentum and Lion (Chen et al. 2023) keep one number a parameter; Adam two, and when fused its step
     counter on the GPU; Adafactor a row and a column of a matrix (Shazeer and Stern 2018); Muon one for the

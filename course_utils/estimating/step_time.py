@@ -58,8 +58,9 @@ def lost_seconds(run: TrainingRun, card: Gpu) -> float:
 
 
 def model_flops(run: TrainingRun) -> int:
-    """FLOPs of one micro-batch, forward and backward: matrix products alone, attention as if it were not
-    causal.
+    """FLOPs of one micro-batch, forward and backward: of matrix products alone.
+
+    Attention counts as if it were not causal.
 
     Two for each weight and token in forward, and four in backward; with frozen weights (LoRA) backward takes
     only those for its input. For a GPT this is Korthikanti et al. 2022, eq. 7; LoRA's factors are left out.
@@ -71,8 +72,7 @@ def model_flops(run: TrainingRun) -> int:
 
 
 def recomputed_flops(run: TrainingRun) -> int:
-    """FLOPs of one micro-batch's recomputation: the blocks' forward once more, or the core of attention's
-    alone.
+    """FLOPs of one micro-batch's recomputation: the blocks' forward, or the core of attention's alone.
 
     "selective" recomputes no matrix product and "offload" nothing: 0.
     """
@@ -85,9 +85,7 @@ def recomputed_flops(run: TrainingRun) -> int:
 
 
 def chunked_loss_flops(run: TrainingRun) -> int:
-    """FLOPs that a loss in chunks adds to one micro-batch: one more product with the
-    head, 2·s·b·h·V; else 0.
-    """
+    """FLOPs that a loss in chunks adds to one micro-batch: the head once more, 2·s·b·h·V; else 0."""
     if run.loss_chunks == 1:
         return 0
     return 2 * run.seq_len * run.micro_batch * run.model.hidden * run.model.vocab
@@ -136,9 +134,7 @@ def _core_flops(run: TrainingRun) -> int:
 
 
 def _activation_traffic(run: TrainingRun) -> int:
-    """Bytes of activations written in forward, read in backward, and written again
-    where they are recomputed.
-    """
+    """Bytes of activations written in forward, read in backward, and written again if recomputed."""
     whole = _plain(run, "none")
     again = 0
     if run.recompute not in ("none", "offload"):
@@ -147,9 +143,7 @@ def _activation_traffic(run: TrainingRun) -> int:
 
 
 def _plain(run: TrainingRun, recompute: str) -> int:
-    """Bytes of activations at the end of one micro-batch's forward pass on one rank,
-    with this recomputation.
-    """
+    """Bytes of activations at the end of a micro-batch's forward on one rank, with this recomputation."""
     return _activations(run.model, run.micro_batch, run.seq_len, run.precision.name, run.attention, recompute)
 
 
@@ -161,8 +155,10 @@ def _activations(
 
 
 def _weight_traffic(run: TrainingRun) -> int:
-    """Bytes of weights read in forward and in backward, copied for autocast or out of fewer bits, and of
-    gradients written or added to, for one micro-batch.
+    """Bytes of weights and gradients moved for one micro-batch.
+
+    Weights are read in forward and in backward, and copied for autocast or out of fewer bits; gradients are
+    written or added to.
     """
     weights = parameter_bytes(alone(run))
     gradients = gradient_bytes(alone(run))

@@ -1,5 +1,6 @@
-"""cuBLAS's workspaces: memory that torch takes for each thread that multiplies matrices, and keeps to the
-end.
+"""cuBLAS's workspaces: memory that torch takes for each thread that multiplies matrices.
+
+It keeps them to the end.
 
 torch's rule (`parseChosenWorkspaceSize` and `parseCUDABlasLtWorkspaceSize` in
 aten/src/ATen/cuda/CublasHandlePool.cpp), and what torch 2.11 and 2.13 took by their own counters when asked
@@ -28,8 +29,9 @@ USUAL = 8192 * KiB + 128 * KiB
 
 
 class Workspaces(NamedTuple):
-    """Bytes that one thread keeps: `cublas` from its first matrix product on, `lt` from the first that adds a
-    bias.
+    """Bytes that one thread keeps.
+
+    `cublas` from its first matrix product on, `lt` from the first that adds a bias.
 
     `lt_each` are bytes that each product with a bias takes while it runs.
     """
@@ -40,8 +42,9 @@ class Workspaces(NamedTuple):
 
 
 def workspaces_of(capability: tuple[int, int], torch: tuple[int, int] | None = None) -> Workspaces:
-    """Bytes that a thread keeps on a GPU of this compute capability under this release of torch (by default
-    the installed one).
+    """Bytes that a thread keeps on a GPU of this compute capability under this release of torch.
+
+    By default the installed one.
 
     Hopper has 32 MiB, and from torch 2.12 on Blackwell too; every other 8.125 MiB. Until torch 2.11 a product
     with a bias had 1 MiB of its own, which is kept from torch 2.9 on (pytorch's pull request 156495).
@@ -62,8 +65,9 @@ def workspaces_of(capability: tuple[int, int], torch: tuple[int, int] | None = N
 
 @cache
 def asked_for() -> int | None:
-    """Bytes that CUBLAS_WORKSPACE_CONFIG asks for; None if it is not set. It is read
-    once, as torch reads it.
+    """Bytes that CUBLAS_WORKSPACE_CONFIG asks for; None if it is not set.
+
+    It is read once, as torch reads it.
     """
     pairs = re.findall(r":(\d+):(\d+)", os.environ.get(VARIABLE, ""))
     if not pairs:

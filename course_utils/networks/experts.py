@@ -52,7 +52,8 @@ class Experts(nn.Module):
 
     def __init__(self, model: TransformerConfig) -> None:
         super().__init__()
-        self.chosen, self.dropout = model.experts_per_token, model.dropout
+        self.chosen = model.experts_per_token
+        self.dropout = model.dropout
         self.router = nn.Linear(model.hidden, model.experts, bias=False)
         self.experts = nn.ModuleList(MLP(model, dropout=0.0) for _ in range(model.experts))
 

@@ -47,6 +47,7 @@ def quantize_nf4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scale = blocks.abs().amax(dim=1).clamp_min(torch.finfo(torch.float32).tiny)
     code = torch.tensor(nf4_code(), device=weight.device)
     borders = (code[1:] + code[:-1]) / 2
+    # The borders lie halfway between two values, so the place of a number is that of the nearest.
     return pack(torch.bucketize(blocks / scale.unsqueeze(1), borders)), scale
 
 
@@ -80,8 +81,11 @@ class FrozenLinear(nn.Module):
         self, linear: nn.Linear, bits: int, dtype: torch.dtype, pairs: torch.Tensor | None = None
     ) -> None:
         super().__init__()
-        self.in_features, self.out_features, self.dtype = linear.in_features, linear.out_features, dtype
-        stored, scale = (quantize_rows if bits == 8 else quantize_nf4)(linear.weight.detach())
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
+        self.dtype = dtype
+        quantize = quantize_rows if bits == 8 else quantize_nf4
+        stored, scale = quantize(linear.weight.detach())
         self.weight = nn.Buffer(stored)
         self.scale = nn.Buffer(scale)
         self.pairs: torch.Tensor | None

@@ -38,10 +38,9 @@ def add_lora(network: nn.Module, rank: int, targets: Sequence[str], dtype: torch
     The factors are of `dtype` and are called `blocks.N.attention.T.A` and `.B`, or `blocks.N.mlp.T.…`.
     """
     network.requires_grad_(False)
-    blocks = network.get_submodule("blocks").children()
-    halves = [
-        half for block in blocks for half in (block.get_submodule("attention"), block.get_submodule("mlp"))
-    ]
+    halves = []
+    for block in network.get_submodule("blocks").children():
+        halves += [block.get_submodule("attention"), block.get_submodule("mlp")]
     for target, half in product(targets, halves):
         if hasattr(half, target):
             setattr(half, target, LoraLinear(getattr(half, target), rank, dtype))

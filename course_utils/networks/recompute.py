@@ -85,7 +85,8 @@ class Offloading(torch.autograd.graph.saved_tensors_hooks):
 
     def __init__(self, resident: set[int], weight_shapes: set[tuple[int, ...]]) -> None:
         super().__init__(self._pack, _unpack)
-        self.resident, self.weight_shapes = resident, weight_shapes
+        self.resident = resident
+        self.weight_shapes = weight_shapes
         self.travelled: dict[int, tuple[HostCopy, ref[torch.UntypedStorage]]] = {}
 
     def _pack(self, tensor: torch.Tensor) -> "torch.Tensor | Traveller":
@@ -94,10 +95,13 @@ class Offloading(torch.autograd.graph.saved_tensors_hooks):
         if key in self.resident or storage.nbytes() < SMALLEST_TO_OFFLOAD or self._is_weight_copy(tensor):
             return tensor
         if key not in self.travelled:
-            # the next of this address is another
-            forget = ref(storage, lambda _, key=key: self.travelled.pop(key))
+            # Forgotten when it is freed, as the next storage at this address is another.
+            forget = ref(storage, partial(self._forget, key))
             self.travelled[key] = HostCopy(tensor), forget
         return Traveller(self.travelled[key][0], tensor)
+
+    def _forget(self, key: int, _: object) -> None:
+        del self.travelled[key]
 
     def _is_weight_copy(self, tensor: torch.Tensor) -> bool:
         transposed = tensor.dim() == 2 and tensor.stride() == (1, tensor.size(0))
@@ -120,7 +124,8 @@ class HostCopy:
         pinned = whole.is_cuda and not isinstance(whole, FakeTensor)
         self.host = torch.empty(whole.shape, dtype=whole.dtype, device="cpu", pin_memory=pinned)
         self.host.copy_(whole, non_blocking=pinned)
-        self.device, self.pinned = whole.device, pinned
+        self.device = whole.device
+        self.pinned = pinned
         self.back: ref[torch.UntypedStorage] | None = None
 
     def on_device(self) -> torch.Tensor:
@@ -140,7 +145,8 @@ class Traveller:
     """One saved tensor whose storage is in host memory."""
 
     def __init__(self, copy: HostCopy, tensor: torch.Tensor) -> None:
-        self.copy, self.dtype = copy, tensor.dtype
+        self.copy = copy
+        self.dtype = tensor.dtype
         self.layout = tensor.size(), tensor.stride(), tensor.storage_offset()
 
     def tensor(self) -> torch.Tensor:

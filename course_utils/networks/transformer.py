@@ -26,7 +26,9 @@ class Transformer(nn.Module):
 
     def __init__(self, model: TransformerConfig, attention: str, recompute: str = "none") -> None:
         super().__init__()
-        self.model, self.attention, self.recompute = model, attention, recompute
+        self.model = model
+        self.attention = attention
+        self.recompute = recompute
         self.embedding = nn.Embedding(model.vocab, model.hidden)
         if model.positions == "learned":
             self.positions = nn.Embedding(model.max_positions, model.hidden)
@@ -62,7 +64,9 @@ class Transformer(nn.Module):
             device = x.device.type  # cosines in fp32 would make q and k fp32 where autocast is on
             dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
             by = rotation(tokens, self.model.head_size, self.model.rope_theta, dtype)
-        return by, causal_mask(tokens) if self.attention == "eager" else None
+        if self.attention == "eager":
+            return by, causal_mask(tokens)
+        return by, None
 
 
 class Block(nn.Module):
@@ -90,9 +94,13 @@ class Attention(nn.Module):
     def __init__(self, model: TransformerConfig, kernel: str, recompute: str = "none") -> None:
         super().__init__()
         self.recompute = recompute
-        self.kernel, self.dropout, self.head_size = kernel, model.dropout, model.head_size
-        eager = partial(eager_attention, upcast=model.unfused and model.norm == "rmsnorm")
-        self.core = eager if kernel == "eager" else partial(fused_attention, repeat=model.repeat_kv)
+        self.kernel = kernel
+        self.dropout = model.dropout
+        self.head_size = model.head_size
+        if kernel == "eager":
+            self.core = partial(eager_attention, upcast=model.unfused and model.norm == "rmsnorm")
+        else:
+            self.core = partial(fused_attention, repeat=model.repeat_kv)
         h = model.hidden
         kv = model.kv
         bias = bool(model.qkv_bias)
@@ -110,7 +118,7 @@ class Attention(nn.Module):
         b, s, h = x.shape
         q, k, v = (part.view(b, s, -1, self.head_size).transpose(1, 2) for part in self.project(x))
         if by is not None:
-            # In one statement: the old q is freed after k is rotated, and the order of frees is part of the record.
+            # In one statement: the old q is freed after k is rotated, and recordings have the order of frees.
             q, k = rotate(q, by), rotate(k, by)
         how = self.kernel if mask is None else mask
         y = attention_core(self.core, self.recompute, q, k, v, how, self.dropout)
@@ -120,7 +128,9 @@ class Attention(nn.Module):
         """Queries (b, s, h), keys and values (b, s, kv): views of one product where one matrix makes all
         three.
         """
-        return self.qkv(x).split(self.widths, dim=2) if self.fused else (self.q(x), self.k(x), self.v(x))
+        if self.fused:
+            return self.qkv(x).split(self.widths, dim=2)
+        return self.q(x), self.k(x), self.v(x)
 
 
 def norm(model: TransformerConfig) -> nn.Module:

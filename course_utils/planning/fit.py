@@ -89,17 +89,15 @@ class Plan:
         return tuple(_path(self.start, (self.best or self.nearest).run, self.card))
 
     def __str__(self) -> str:
-        room = (
-            f"{self.card.name} gives a program {format_bytes(self.card.room)}; {percent(SAFETY - 1)} stay in"
-            " reserve"
-        )
+        room = f"{self.card.name} gives a program {format_bytes(self.card.room)}"
+        reserve = f"{percent(SAFETY - 1)} stay in reserve"
+        header = f"{room}; {reserve}. {self.covered:,} configurations were compared:"
         rows = [f"{format_bytes(step.peak):>9}  {step.lost:7.2f} s lost  {step.what}" for step in self.path]
-        verdict = (
-            f"fits: {self.best.run.code()}"
-            if self.best
-            else f"nothing fits; smallest: {self.nearest.run.code()}"
-        )
-        return "\n".join([f"{room}. {self.covered:,} configurations were compared:", *rows, verdict])
+        if self.best:
+            verdict = f"fits: {self.best.run.code()}"
+        else:
+            verdict = f"nothing fits; smallest: {self.nearest.run.code()}"
+        return "\n".join([header, *rows, verdict])
 
 
 def fit(
@@ -126,10 +124,10 @@ def fit(
     check_size("world_size", world_size)
     if global_batch % world_size:
         raise ValueError(f"a global batch of {global_batch} cannot be shared equally by {world_size} ranks")
-    older: dict[str, Any] = {} if card.has_bf16 else {"precision": "amp-fp16", "attention": "efficient"}
-    start = TrainingRun(
-        model, global_batch // world_size, seq_len, world_size=world_size, **(older | choices)
-    )
+    if not card.has_bf16:
+        older: dict[str, Any] = {"precision": "amp-fp16", "attention": "efficient"}
+        choices = older | choices
+    start = TrainingRun(model, global_batch // world_size, seq_len, world_size=world_size, **choices)
     return arrange(start, card, may_change)
 
 
@@ -151,15 +149,17 @@ def arrange(run: TrainingRun, card: Gpu, may_change: Sequence[str] = ()) -> Plan
     if not shapes:
         raise ValueError(f"{named(card)} can run none of these choices: {unsupported(run, card.capability)}")
     bounds = sorted((lost_seconds(_resized(shape, sizes[-1]), card), i) for i, shape in enumerate(shapes))
-    best = None
-    tried = []
+    best: Candidate | None = None
+    tried: list[Candidate] = []
     for bound, i in bounds:
         if best is None or bound < best.lost:
             found = _largest_that_fits(shapes[i], sizes, card, tried)
-            best = found if found and (best is None or found.lost < best.lost) else best
+            if found and (best is None or found.lost < best.lost):
+                best = found
     if best is None:  # those that keep least between the passes, with a micro-batch of one sequence
         least = min(map(_floor, shapes))
-        tried += filter(None, (_estimated(shape, card) for shape in shapes if _floor(shape) == least))
+        smallest = [_estimated(shape, card) for shape in shapes if _floor(shape) == least]
+        tried += filter(None, smallest)
     return Plan(run, card, best, tuple(tried), len(shapes) * len(sizes))
 
 
@@ -167,7 +167,7 @@ def _shapes(run: TrainingRun, card: Gpu, may_change: Sequence[str]) -> Iterator[
     """Every set of choices that the card can run, with a micro-batch of one sequence."""
     run = _resized(run, 1)
     changes = [{}, *(change for name in may_change for change in MAY_CHANGE[name])]
-    # the fastest first; the run's own for heads that neither takes
+    # The fastest first; the run's own for heads that neither takes.
     kernels = (*FREE["attention"], run.attention)
     free = product(changes, FREE["recompute"], FREE["loss_chunks"], _shardings(run))
     for change, recompute, chunks, sharding in free:
@@ -175,14 +175,24 @@ def _shapes(run: TrainingRun, card: Gpu, may_change: Sequence[str]) -> Iterator[
             continue  # the policy that FSDP2 takes anyway
         chosen: dict[str, Any] = {"recompute": recompute, "loss_chunks": chunks} | sharding | change
         algorithm = chosen.get("optimizer", run.optimizer.algorithm)
-        has_several = algorithm in ("adam", "adamw")
-        for optimizer in (
-            [f"{algorithm}-{how}" for how in FREE["implementation"]] if has_several else [algorithm]
-        ):
-            found = (
-                _possible(run, chosen | {"optimizer": optimizer, "attention": kernel}) for kernel in kernels
-            )
-            yield from [shape for shape in found if shape and not unsupported(shape, card.capability)][:1]
+        optimizers = [algorithm]
+        if algorithm in ("adam", "adamw"):
+            optimizers = [f"{algorithm}-{how}" for how in FREE["implementation"]]
+        for optimizer in optimizers:
+            shape = _with_first_kernel(run, chosen | {"optimizer": optimizer}, kernels, card)
+            if shape:
+                yield shape
+
+
+def _with_first_kernel(
+    run: TrainingRun, choices: dict[str, Any], kernels: Sequence[str], card: Gpu
+) -> TrainingRun | None:
+    """The run with these choices and the first of `kernels` that it can have on the card; None if none."""
+    for kernel in kernels:
+        shape = _possible(run, choices | {"attention": kernel})
+        if shape and not unsupported(shape, card.capability):
+            return shape
+    return None
 
 
 def _possible(run: TrainingRun, choices: dict[str, Any]) -> TrainingRun | None:
@@ -208,8 +218,10 @@ def precision_at(stage: int, name: str, before: int) -> str:
     """
     if stage > 1:
         return FSDP_POLICY.get(name, name)
-    autocast = {policy: name for name, policy in FSDP_POLICY.items()}
-    return autocast.get(name, name) if before > 1 else name
+    if before > 1:
+        autocast = {policy: name for name, policy in FSDP_POLICY.items()}
+        return autocast.get(name, name)
+    return name
 
 
 def _resized(run: TrainingRun, micro_batch: int) -> TrainingRun:
@@ -254,8 +266,11 @@ def _estimated(run: TrainingRun, card: Gpu, what: str = "") -> Candidate | None:
 def _floor(run: TrainingRun) -> int:
     """Bytes that the peak cannot be below: weights, gradients and states are all there when backward ends."""
     whole = alone(run)
-    kept = (optimizer_state_bytes(whole), gradient_bytes(whole), parameter_bytes(whole))
-    return sum(size // (run.world_size if run.zero_stage > stage else 1) for stage, size in enumerate(kept))
+    # In the order in which ZeRO's stages shard them: stage 1 the first, 2 the first two, 3 all.
+    kept = [optimizer_state_bytes(whole), gradient_bytes(whole), parameter_bytes(whole)]
+    for sharded in range(run.zero_stage):
+        kept[sharded] //= run.world_size
+    return sum(kept)
 
 
 def _path(start: TrainingRun, target: TrainingRun, card: Gpu) -> Iterator[Candidate]:
@@ -282,39 +297,36 @@ def _worth(now: Candidate, then: Candidate) -> tuple[bool, float]:
 
 def _differences(start: TrainingRun, target: TrainingRun) -> dict[str, dict[str, Any]]:
     """Descriptions of the changes from one run to the other, and the choices that make them."""
-    before = (
-        f"{start.accumulation_steps} of {start.micro_batch}"
-        if start.accumulation_steps > 1
-        else "all at once"
-    )
+    before = "all at once"
+    if start.accumulation_steps > 1:
+        before = f"{start.accumulation_steps} of {start.micro_batch}"
+    micro_batches = f"{target.accumulation_steps} of {target.micro_batch} instead of {before}"
+    # The precision that sharding brings with it is part of that change, not one of its own.
     follows = target.precision.name == precision_at(target.zero_stage, start.precision.name, start.zero_stage)
-    policy = (
-        " in FSDP2's mixed precision" if start.precision != target.precision and target.zero_stage > 1 else ""
-    )
-    views = "gradients as views of the buckets" if target.bucket_view else "none"
+    precision_alone = () if follows else ("precision",)
+    precision_with_sharding = ("precision",) if follows else ()
+    lora = f"rank {target.lora_rank}, frozen weights in {target.frozen_bits} bits"
     groups = {
-        f"micro-batches: {target.accumulation_steps} of {target.micro_batch} instead of {before}": (
-            "micro_batch",
-            "accumulation_steps",
-        ),
-        f"precision: {target.precision.name}": () if follows else ("precision",),
+        f"micro-batches: {micro_batches}": ("micro_batch", "accumulation_steps"),
+        f"precision: {target.precision.name}": precision_alone,
         f"optimizer: {target.optimizer.name}": ("optimizer",),
         f"attention: {target.attention}": ("attention",),
         f"recomputation: {target.recompute}": ("recompute",),
         f"chunks of the loss: {target.loss_chunks}": ("loss_chunks",),
-        f"sharding: {f'ZeRO-{target.zero_stage}{policy}' if target.zero_stage else views}": (
-            "zero_stage",
-            "bucket_view",
-            *(("precision",) if follows else ()),
-        ),
-        f"LoRA: rank {target.lora_rank}, frozen weights in {target.frozen_bits} bits": (
-            "lora_rank",
-            "lora_targets",
-            "frozen_bits",
-        ),
+        f"sharding: {_sharding(start, target)}": ("zero_stage", "bucket_view", *precision_with_sharding),
+        f"LoRA: {lora}": ("lora_rank", "lora_targets", "frozen_bits"),
     }
-    return {
-        what: {name: getattr(target, name) for name in names}
-        for what, names in groups.items()
-        if any(getattr(start, name) != getattr(target, name) for name in names)
-    }
+    changes = {}
+    for what, names in groups.items():
+        if any(getattr(start, name) != getattr(target, name) for name in names):
+            changes[what] = {name: getattr(target, name) for name in names}
+    return changes
+
+
+def _sharding(start: TrainingRun, target: TrainingRun) -> str:
+    """The sharding of the target, as a change from the start."""
+    if not target.zero_stage:
+        return "gradients as views of the buckets" if target.bucket_view else "none"
+    if target.zero_stage > 1 and start.precision != target.precision:
+        return f"ZeRO-{target.zero_stage} in FSDP2's mixed precision"
+    return f"ZeRO-{target.zero_stage}"

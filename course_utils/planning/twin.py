@@ -34,23 +34,31 @@ def largest_micro_batch(run: TrainingRun, memory: int) -> int:
 def fit_words(total: int, card: Gpu) -> str:
     """Text that says if `total` bytes fit a GPU, and by how much: "does not fit a V100-32GB by 3.10 GB"."""
     gap = format_bytes(abs(card.room - total), "GB", 2)
-    return (
-        f"does not fit {named(card)} by {gap}"
-        if total > card.room
-        else f"fits {named(card)} with {gap} to spare"
-    )
+    if total > card.room:
+        return f"does not fit {named(card)} by {gap}"
+    return f"fits {named(card)} with {gap} to spare"
 
 
 def named(card: Gpu) -> str:
     """A card with its article: "an A100-80GB", "a V100-32GB"."""
-    return f"{'an' if card.name[0] in 'AEFHILMNORSX' else 'a'} {card.name}"
+    article = "an" if card.name[0] in "AEFHILMNORSX" else "a"  # letters whose names begin with a vowel
+    return f"{article} {card.name}"
 
 
 def lacks(run: TrainingRun, card: Gpu) -> str:
     """A sentence naming what the run needs and an older GPU lacks, or ""."""
-    missing = ["bf16"] if "bf16" in run.precision.name else ["tf32"] if run.precision.tf32 else []
-    missing += [f"{run.attention} kernel"] if run.attention in ("flash", "cudnn") else []
-    return f" But this card has no {' and no '.join(missing)}." if missing and not card.has_bf16 else ""
+    if card.has_bf16:
+        return ""
+    missing = []
+    if "bf16" in run.precision.name:
+        missing.append("bf16")
+    elif run.precision.tf32:
+        missing.append("tf32")
+    if run.attention in ("flash", "cudnn"):
+        missing.append(f"{run.attention} kernel")
+    if not missing:
+        return ""
+    return f" But this card has no {' and no '.join(missing)}."
 
 
 def unsupported(run: TrainingRun, capability: tuple[int, int]) -> str:
@@ -70,10 +78,8 @@ def unsupported(run: TrainingRun, capability: tuple[int, int]) -> str:
     if run.precision.tf32:
         return f"{older} and does not compute in tf32: choose precision='fp32'"
     if run.attention in ("flash", "cudnn"):
-        return (
-            f"{older}, and torch has no {run.attention} kernel for it: choose attention='efficient' or"
-            " 'eager'"
-        )
+        advice = "choose attention='efficient' or 'eager'"
+        return f"{older}, and torch has no {run.attention} kernel for it: {advice}"
     return ""
 
 
@@ -85,6 +91,8 @@ def not_built(capability: tuple[int, int], architectures: list[str]) -> str:
     ("sm_86") executes on GPUs of its major version from its minor version on, PTX ("compute_86") on any newer
     one, too (CUDA C++ Programming Guide, compute capabilities).
     """
+    if not architectures:
+        return ""
     for name in architectures:
         kind, _, digits = name.partition("_")
         built = divmod(int(digits.rstrip("af")), 10)
@@ -93,7 +101,7 @@ def not_built(capability: tuple[int, int], architectures: list[str]) -> str:
     this = f"{capability[0]}.{capability[1]}"
     built_for = ", ".join(architectures)
     why = f"this torch was built for {built_for}, and this GPU has compute capability {this}"
-    return f"{why}: install a build of torch that names it" if architectures else ""
+    return f"{why}: install a build of torch that names it"
 
 
 def twin(run: TrainingRun, card: Gpu) -> TrainingRun:
@@ -108,9 +116,8 @@ def twin(run: TrainingRun, card: Gpu) -> TrainingRun:
     if unsupported(run, card.capability):
         kernel = "efficient" if run.attention in ("flash", "cudnn") else run.attention
         run = run.replace(precision="amp-fp16", attention=kernel)
-    # a run of a model without experts never gets them
     family = run.model.family
-    experts = (0, run.model.experts)
+    experts = (0, run.model.experts)  # a run of a model without experts never gets them
     smaller = [model for model in PRESETS.values() if model.family == family and model.experts in experts]
     for model in sorted([run.model, *smaller], key=lambda model: -model.parameters):
         if model.parameters <= run.model.parameters and run.seq_len <= model.max_positions:

@@ -1,5 +1,4 @@
-"""The tensors that forward keeps for backward, one by one: the sum is the formula, the list is the
-explanation.
+"""The tensors that forward keeps for backward: the sum is the formula, the list is the explanation.
 
 The lists are read off the tape of a step that keeps everything (`network.py`). In 16-bit, with GPT-2's eager
 attention, a block's is s·b·h·(34 + 5·a·s/h) bytes (Korthikanti et al. 2022, table 2), plus the norms'
@@ -32,8 +31,9 @@ class Saved(NamedTuple):
 
 
 def stem_saved(run: TrainingRun) -> list[Saved]:
-    """Kept once: by embeddings and positions, and what all blocks share (rotary angles, eager attention's
-    mask).
+    """Kept once: by embeddings and positions, and what all blocks share.
+
+    Blocks share rotary angles and eager attention's mask.
     """
     own = set(_kept(run, Place("block", 1)))
     return [*_kept(run, STEM), *(item for item in _kept(run, Place("block")) if item not in own)]
@@ -55,8 +55,9 @@ def head_saved(run: TrainingRun) -> list[Saved]:
 
 
 def loss_saved(run: TrainingRun) -> list[Saved]:
-    """Kept by cross-entropy: log-softmax in the logits' type, which autocast copies to fp32 for the loss
-    itself.
+    """Kept by cross-entropy: log-softmax in the logits' type.
+
+    Autocast copies it to fp32 for the loss itself.
     """
     return _kept(run, LOSS)
 
@@ -81,16 +82,11 @@ def sum_bytes(saved: list[Saved]) -> int:
 def _kept(run: TrainingRun, place: Place) -> list[Saved]:
     """The ledger of one place, with the run's numbers."""
     numbers = symbols(run)
-    # without recomputation, of two blocks: one that comes first and one that does not
+    # Without recomputation, of two blocks: one that comes first and one that does not.
     everything = structure(run)._replace(recompute="none", groups=(1, 1), numbers=(), chunks=1)
-    return [
-        Saved(
-            kept.operation,
-            kept.name,
-            prod(numbers[symbol] for symbol in kept.size.split("·")),
-            kept.why,
-            kept.size,
-        )
-        for where, kept in compiled(everything).kept
-        if where == place
-    ]
+    saved = []
+    for where, kept in compiled(everything).kept:
+        if where == place:
+            size = prod(numbers[symbol] for symbol in kept.size.split("·"))
+            saved.append(Saved(kept.operation, kept.name, size, kept.why, kept.size))
+    return saved

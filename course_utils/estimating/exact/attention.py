@@ -27,8 +27,9 @@ class Attention(Module):
     @operation
     def __call__(self, x: Tensor, shared: Shared) -> Tensor:
         step = self.step
-        made = [make(x) for make in self.inputs]
-        parts = ops.split(step, made[0], ["sb·h", "sb·kv", "sb·kv"]) if self.structure.fused_qkv else made
+        parts = [make(x) for make in self.inputs]
+        if self.structure.fused_qkv:
+            parts = ops.split(step, parts[0], ["sb·h", "sb·kv", "sb·kv"])
         q, k, v = (heads_apart(step, part, number) for number, part in enumerate(parts))
         if self.structure.positions == "rotary":
             q, k = rotated(step, q, k, shared)
@@ -38,29 +39,35 @@ class Attention(Module):
 
 
 def heads_apart(step: Step, x: Tensor, number: int) -> Tensor:
-    """q, k or v (`number`), (b, s, h) as (b, a, s, d): its gradient is copied unless it comes in the order of
-    x.
+    """q, k or v (`number`), (b, s, h) as (b, a, s, d).
+
+    Its gradient is copied unless it comes in the order of x.
 
     It does from a fused kernel, unless the repetition of keys and values is summed on the way; of eager
     attention it does for kᵀ alone, unless it was rotated.
     """
     shape = step.structure
-    summed = shape.repeats and shape.grouped and number > 0
-    fits = number == 1 and shape.positions != "rotary" if shape.attention == "eager" else not summed
-    return ops.view(step, x) if fits else ops.relaid(step, x)
+    if shape.attention == "eager":
+        in_order = number == 1 and shape.positions != "rotary"
+    else:
+        summed = shape.repeats and shape.grouped and number > 0
+        in_order = not summed
+    return ops.view(step, x) if in_order else ops.relaid(step, x)
 
 
 def heads_joined(step: Step, y: Tensor) -> Tensor:
-    """(b, a, s, d) as (b, s, h): a fused kernel has it in this order already, a matrix product has to be
-    copied.
+    """(b, a, s, d) as (b, s, h).
+
+    A fused kernel has it in this order already, a matrix product has to be copied.
     """
     return ops.copied(step, y) if step.structure.attention == "eager" else ops.view(step, y)
 
 
 @operation
 def rotated(step: Step, q: Tensor, k: Tensor, shared: Shared) -> tuple[Tensor, Tensor]:
-    """Rotary positions: a head times the cosine, plus its halves swapped, the second
-    negated, times the sine.
+    """Rotary positions: a head times the cosine, plus its swapped halves times the sine.
+
+    The second half is negated as it is swapped.
     """
     return rotate(step, q, shared, "h"), rotate(step, k, shared, "kv")
 
@@ -68,8 +75,8 @@ def rotated(step: Step, q: Tensor, k: Tensor, shared: Shared) -> tuple[Tensor, T
 @operation
 def rotate(step: Step, x: Tensor, shared: Shared, width: str) -> Tensor:
     """All heads of queries or of keys, `width` elements per token, rotated."""
-    (first, second) = ops.split(step, x, [f"sb·{width}/2"] * 2)
-    (cosine, sine) = shared[:2]
+    first, second = ops.split(step, x, [f"sb·{width}/2"] * 2)
+    cosine, sine = shared[:2]
     names = ("tensor", "cosine and sine")
     straight = ops.multiply(step, x, cosine, "rotary positions", names)
     swapped = ops.join(step, ops.scaled(step, second), first, x.shape)
@@ -83,9 +90,12 @@ def full_width(step: Step, x: Tensor) -> Tensor:
 
 def attention_core(step: Step, q: Tensor, k: Tensor, v: Tensor, mask: Shared) -> Tensor:
     """From q·kᵀ to weights·v, under a checkpoint of its own where that is what is run again."""
-    core, arguments = (
-        (eager_attention, mask) if step.structure.attention == "eager" else (fused_attention, [])
-    )
+    if step.structure.attention == "eager":
+        core = eager_attention
+        arguments = mask
+    else:
+        core = fused_attention
+        arguments = []
     if step.structure.recompute == "selective-attention":
         return checkpoint(step, core, step, q, k, v, *arguments)
     return core(step, q, k, v, *arguments)
@@ -93,8 +103,9 @@ def attention_core(step: Step, q: Tensor, k: Tensor, v: Tensor, mask: Shared) ->
 
 @operation
 def fused_attention(step: Step, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """One kernel: it saves q, k, v, its output, one fp32 logsumexp per row, and its random numbers' state
-    (Dao et al. 2022). Flash and cuDNN can take grouped keys and values as they are; the efficient kernel pads
+    """One kernel: it saves q, k, v, its output, one fp32 logsumexp per row, and its random numbers' state.
+
+    Dao et al. 2022. Flash and cuDNN can take grouped keys and values as they are; the efficient kernel pads
     rows to 32.
     """
     kernel, tape = step.structure.attention, step.tape
@@ -105,10 +116,9 @@ def fused_attention(step: Step, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     rows = "b·a·s32" if kernel == "efficient" else "b·a·s"
     random = "drop the same again" if step.structure.dropout else "nothing: there is no dropout"
     saving = [
-        *(
-            Saving(x, "attention", name, "attention's backward")
-            for x, name in ((q, "queries"), (k, "keys"), (v, "values"))
-        ),
+        Saving(q, "attention", "queries", "attention's backward"),
+        Saving(k, "attention", "keys", "attention's backward"),
+        Saving(v, "attention", "values", "attention's backward"),
         Saving(out, "attention", "output", "its backward, and the gradient of the next weights"),
         Saving(step.product("4", rows), "attention", "logsumexp", "softmax again, row by row"),
     ]
@@ -129,18 +139,22 @@ def fused_attention(step: Step, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def flash_scratch(step: Step) -> list[str]:
-    """Tensors of the flash kernel's backward that are gone when it returns: a number for each row, the
-    gradient of q in fp32, and of shared keys and values the gradients for every head; rows and heads in whole
-    tiles (mha_bwd in torch's flash_api.cpp).
+    """Tensors of the flash kernel's backward that are gone when it returns.
+
+    These are a number for each row, the gradient of q in fp32, and of shared keys and values the gradients
+    for every head; rows and heads in whole tiles (mha_bwd in torch's flash_api.cpp).
     """
-    shared = step.structure.grouped and not step.structure.repeats
-    return ["4·b·a·s128", "4·b·a·s128·d32", *(["c·sb·h"] * 2 if shared else [])]
+    sizes = ["4·b·a·s128", "4·b·a·s128·d32"]
+    if step.structure.grouped and not step.structure.repeats:
+        sizes += ["c·sb·h", "c·sb·h"]
+    return sizes
 
 
 @operation
 def eager_attention(step: Step, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """softmax(q·kᵀ/√d)·v written out: 5·a·s²·b bytes in 16-bit with dropout (Korthikanti et al. 2022, section
-    4.1).
+    """softmax(q·kᵀ/√d)·v written out: 5·a·s²·b bytes in 16-bit with dropout.
+
+    Korthikanti et al. 2022, section 4.1.
     """
     shape, hold = step.structure, step.tape.hold
     k = hold(full_width(step, k))
@@ -153,18 +167,20 @@ def eager_attention(step: Step, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -
     if (shape.autocast or upcast) and not shape.loss_scaling:
         scores = ops.cast(step, scores, element)
     softmax = ops.softmax(step, scores, "softmax", "attention weights", element)
-    softmax = ops.cast(step, softmax, "c") if upcast else softmax
+    if upcast:
+        softmax = ops.cast(step, softmax, "c")
     weights = hold(ops.dropout(step, softmax, "attention weights"))
-    out = matrix_product(
-        step, as_factor(step, weights, True), as_factor(step, v, shape.grouped), "sb·h", "weights·v"
-    )
+    factors = as_factor(step, weights, True), as_factor(step, v, shape.grouped)
+    out = matrix_product(step, *factors, "sb·h", "weights·v")
     return ops.view(step, out) if shape.factors_are_views else ops.relaid(step, out)
 
 
 @operation
 def matrix_product(step: Step, x: Tensor, y: Tensor, shape: str, name: str) -> Tensor:
     """A batched matrix product: the gradient of each factor needs the other."""
-    tape, x_size, y_size = step.tape, x.size, y.size
+    tape = step.tape
+    x_size = x.size
+    y_size = y.size
     saving = [
         Saving(x, name, "first factor", "gradient of the second"),
         Saving(y, name, "second factor", "gradient of the first"),
@@ -181,11 +197,14 @@ def matrix_product(step: Step, x: Tensor, y: Tensor, shape: str, name: str) -> T
 
 
 def as_factor(step: Step, x: Tensor, in_order: bool = False) -> Tensor:
-    """A factor of a batched product: in 16 bits under autocast; copied, unless it is `in_order` or the batch
-    is of one sequence or one head.
+    """A factor of a batched product: in 16 bits under autocast.
+
+    It is copied, unless it is `in_order` or the batch is of one sequence or one head.
     """
     x = ops.lowered(step, x)
-    return ops.view(step, x) if in_order or step.structure.factors_are_views else ops.copied(step, x)
+    if in_order or step.structure.factors_are_views:
+        return ops.view(step, x)
+    return ops.copied(step, x)
 
 
 @operation

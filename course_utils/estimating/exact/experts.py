@@ -1,5 +1,4 @@
-"""A mixture of experts as `networks/experts.py` runs it: a router, and E MLPs that each take an equal share
-of tokens.
+"""A mixture of experts as `networks/experts.py` runs it: a router, and E MLPs that share tokens equally.
 
 Every expert computes b·s·k/E (token, choice) pairs: `e` of them in the first experts where that is no whole
 number, `f` in the rest. K stands for k, the number of experts that a token visits.
@@ -40,8 +39,9 @@ class Experts(Module):
 
     @operation
     def route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """The weights of a token's choices, and these: softmax over all experts, the k largest over their
-        sum.
+        """The weights of a token's choices, and these.
+
+        Softmax over all experts, the k largest over their sum.
         """
         step, hold, narrow = self.step, self.tape.hold, self.structure.narrow
         fp32 = typed(step, self.router(tokens), "4", narrow or self.structure.autocast)
@@ -58,7 +58,8 @@ def typed(step: Step, x: Tensor, element: str, changes: bool) -> Tensor:
     if changes:
         return cast(step, x, element)
     same = step.tape.view(x)
-    same.element, same.edge = element, x.edge
+    same.element = element
+    same.edge = x.edge
     return same
 
 
@@ -67,7 +68,8 @@ def largest_of(step: Step, x: Tensor) -> tuple[Tensor, Tensor]:
     """The k largest, and which they are. That is saved, for a gradient that is zero elsewhere."""
     out = step.tape.tensor("4", "sb·K")
     which = step.tape.tensor("8", "sb·K")
-    return new_gradients(step, out, [x], [Saving(which, "router", "choices", "where gradients go")]), which
+    saving = Saving(which, "router", "choices", "where gradients go")
+    return new_gradients(step, out, [x], [saving]), which
 
 
 @operation
@@ -79,7 +81,8 @@ def total(step: Step, x: Tensor) -> Tensor:
 @operation
 def shares_of(step: Step, x: Tensor, by: Tensor) -> Tensor:
     """x over its sum: the gradient of each needs both."""
-    tape, size = step.tape, x.size
+    tape = step.tape
+    size = x.size
     saving = [
         Saving(x, "router", "largest", "gradient of their sum"),
         Saving(by, "router", "sum", "gradient of the largest"),
@@ -118,21 +121,30 @@ def weighted(step: Step, x: Tensor, weights: Tensor) -> Tensor:
     tape = step.tape
     out = tape.tensor(weights.element, x.shape)
     size = out.size
-    becomes = ["" if x.element == weights.element else x.size, weights.size]
+    x_becomes = "" if x.element == weights.element else x.size
+    weights_become = weights.size
     saving = [
         Saving(x, "experts", "output", "gradient of its weight"),
         Saving(weights, "experts", "weights", "gradient of the output"),
     ]
-    tape.apply(out, [x, weights], lambda _: [tape.gradient(size, becomes=each) for each in becomes], saving)
+
+    def backward(_: list[Gradient]) -> list[Gradient | None]:
+        for_x = tape.gradient(size, becomes=x_becomes)
+        for_weights = tape.gradient(size, becomes=weights_become)
+        return [for_x, for_weights]
+
+    tape.apply(out, [x, weights], backward, saving)
     return out
 
 
 @operation
 def added_at(step: Step, y: Tensor, where: Tensor, rows: Tensor) -> Tensor:
-    """`y.index_add_`: y is the same storage; it saves what it adds, for a second derivative that nobody asks
-    for.
+    """`y.index_add_`: y is the same storage.
+
+    It saves what it adds, for a second derivative that nobody asks for.
     """
-    tape, size = step.tape, rows.size
+    tape = step.tape
+    size = rows.size
     out = tape.view(y)
     saving = [
         Saving(where, "experts", "tokens", "where gradients are"),

@@ -14,13 +14,14 @@ class Linear(Module):
         self.weight = Weight(step, f"{n_in}·{n_out}")
         self.bias = Weight(step, n_out) if bias else None
         self.quantized = bool(target) and step.structure.frozen_bits in (4, 8)
-        adapted = target in step.structure.lora
-        self.factors = (
-            [Weight(step, shape, adapter=True) for shape in (f"{n_in}·R", f"R·{n_out}")] if adapted else []
-        )
+        self.factors: list[Weight] = []
+        if target in step.structure.lora:
+            self.factors = [Weight(step, shape, adapter=True) for shape in (f"{n_in}·R", f"R·{n_out}")]
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.adapted(x) if self.factors else self.base(x)
+        if self.factors:
+            return self.adapted(x)
+        return self.base(x)
 
     def base(self, x: Tensor) -> Tensor:
         """The layer itself, without what LoRA adds."""
@@ -31,7 +32,9 @@ class Linear(Module):
     @operation
     def adapted(self, x: Tensor) -> Tensor:
         """The layer's output, plus LoRA's part."""
-        step, (A, B), name = self.step, self.factors, self.name
+        step = self.step
+        name = self.name
+        A, B = self.factors
         inner = linear(step, x, self.n_in, "R", A, None, f"{name}, LoRA's A")
         learned = linear(step, inner, "R", self.n_out, B, None, f"{name}, LoRA's B")
         return add(step, self.base(x), learned)
@@ -42,9 +45,10 @@ class Norm(Module):
 
     def __init__(self, step: Step, name: str) -> None:
         super().__init__(step)
-        both = step.structure.norm == "layernorm" and step.structure.bias
         self.name = name
-        self.weights = [Weight(step, "h") for _ in range(2 if both else 1)]
+        self.weights = [Weight(step, "h")]
+        if step.structure.norm == "layernorm" and step.structure.bias:
+            self.weights.append(Weight(step, "h"))
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.structure.unfused and self.structure.norm == "rmsnorm":
@@ -53,13 +57,15 @@ class Norm(Module):
 
 
 class MLP(Module):
-    """GELU: 19·s·b·h bytes in 16-bit (Korthikanti et al. 2022, section 4.1). SwiGLU
-    keeps four wide tensors.
+    """The MLP: GELU keeps 19·s·b·h bytes in 16-bit, SwiGLU four wide tensors.
+
+    Korthikanti et al. 2022, section 4.1.
     """
 
     def __init__(self, step: Step, expert: bool = False) -> None:
         super().__init__(step)
-        self.expert, bias = expert, step.structure.bias
+        self.expert = expert
+        bias = step.structure.bias
         self.gate = Linear(step, "gate", "h", "ffn", bias, "gate") if step.structure.mlp == "swiglu" else None
         self.up = Linear(step, "up", "h", "ffn", bias, "up")
         self.down = Linear(step, "down", "ffn", "h", bias, "down")
@@ -72,10 +78,9 @@ class MLP(Module):
             wide = multiply(step, gate, self.up(x), "gate · up", ("SiLU's output", "up's output"))
         else:
             up = self.up(x)
-            wide = (
-                unfused_gelu(step, up)
-                if step.structure.unfused
-                else pointwise(step, up, "gelu", "derivative of GELU")
-            )
+            if step.structure.unfused:
+                wide = unfused_gelu(step, up)
+            else:
+                wide = pointwise(step, up, "gelu", "derivative of GELU")
         out = self.down(wide)
         return out if self.expert else dropout(step, out, "mlp output")

@@ -8,13 +8,15 @@ from .tape import LOSS, Place, Saving, Tensor, operation
 
 @operation
 def cross_entropy(step: Step, logits: Tensor) -> Tensor:
-    """Log-softmax in the logits' type, which autocast copies to fp32 for the loss itself unless it is that
-    already.
+    """Log-softmax in the logits' type.
+
+    Autocast copies it to fp32 for the loss itself unless it is that already.
     """
     output = keeps_output(step, logits, "log-softmax", "output", "gradient of the logits")
     likelihoods = step.tape.hold(output)
-    copied = step.structure.autocast and not step.structure.upcast_logits
-    return negative_likelihood(step, cast(step, likelihoods, "4") if copied else likelihoods)
+    if step.structure.autocast and not step.structure.upcast_logits:
+        likelihoods = cast(step, likelihoods, "4")
+    return negative_likelihood(step, likelihoods)
 
 
 def as_read(step: Step, logits: Tensor) -> Tensor:
@@ -50,9 +52,10 @@ def mean_loss(step: Step, head: Linear, out: Tensor) -> Tensor:
     """The loss of the logits; in pieces, of what the head reads."""
     if step.structure.chunks == 1:
         return cross_entropy(step, as_read(step, view(step, out)))
-    tape, number = step.tape, step.structure.chunks
+    tape = step.tape
+    shapes = ["t·h"] * (step.structure.chunks - 1) + ["u·h"]
     losses = []
-    for position, piece in enumerate(split(step, view(step, out), ["t·h"] * (number - 1) + ["u·h"])):
+    for position, piece in enumerate(split(step, view(step, out), shapes)):
         tape.enter(Place("piece", position))
         losses.append(checkpoint(step, share_of_loss, step, head, piece))
     tape.enter(LOSS)

@@ -1,5 +1,4 @@
-"""The network and the training step of `networks/transformer.py` and `measuring/step.py`, operation by
-operation.
+"""The network and the step of `networks/transformer.py` and `measuring/step.py`, operation by operation.
 
 This folder mirrors `networks/`, whose modules torch runs, in their names and in the order of their
 operations: `network` is `transformer`, `layers` has `mlp` and the linear layers of `lora` and `frozen`,
@@ -102,9 +101,12 @@ def looked_up(step: Step, table: Weight, indices: Tensor) -> Tensor:
 
 def shared_by_blocks(step: Step) -> Shared:
     """Made once for all blocks: cosine and sine of rotary positions' angles, the mask of eager attention."""
-    rotary = step.structure.positions == "rotary"
-    angles = [step.tape.tensor("c", "s·d") for _ in range(2)] if rotary else []
-    return [*angles, causal_mask(step)] if step.structure.attention == "eager" else angles
+    shared: Shared = []
+    if step.structure.positions == "rotary":
+        shared += [step.tape.tensor("c", "s·d") for _ in range(2)]
+    if step.structure.attention == "eager":
+        shared.append(causal_mask(step))
+    return shared
 
 
 @operation

@@ -1,5 +1,6 @@
-"""The operations of a transformer as autograd sees them: what they allocate, save for backward, allocate in
-backward.
+"""The operations of a transformer as autograd sees them.
+
+That is what they allocate, save for backward, and allocate in backward.
 
 Each function stands for one of torch's and saves what that function's derivative needs
 (torch/tools/autograd/derivatives.yaml). `Step` holds what they share within one step.
@@ -14,8 +15,9 @@ from .tape import Gradient, Saving, Storage, Tape, Tensor, operation
 
 
 class Step:
-    """One training step on its tape: its structure, autocast's cache of weights, what selective recomputation
-    keeps.
+    """One training step on its tape.
+
+    It has its structure, autocast's cache of weights, and what selective recomputation keeps.
     """
 
     def __init__(self, structure: Structure) -> None:
@@ -37,8 +39,9 @@ class Step:
         self.copies = before
 
     def product(self, element: str, shape: str) -> Tensor:
-        """The result of a matrix product or of attention: what selective recomputation keeps, and then finds
-        again.
+        """The result of a matrix product or of attention.
+
+        It is what selective recomputation keeps, and then finds again.
         """
         if self.found_products:
             return self.tape.tensor(element, shape, storage=self.found_products.pop(0))
@@ -49,12 +52,12 @@ class Step:
 
 
 class Module:
-    """A part of the network with weights. Its `__call__` mirrors the `forward` of the
-    module in `networks/`.
-    """
+    """A part of the network with weights; `__call__` mirrors `forward` of the module in `networks/`."""
 
     def __init__(self, step: Step) -> None:
-        self.step, self.tape, self.structure = step, step.tape, step.structure
+        self.step = step
+        self.tape = step.tape
+        self.structure = step.structure
 
 
 class Weight(Module):
@@ -83,16 +86,16 @@ class Weight(Module):
 
     def accumulate(self, gradient: Gradient) -> None:
         """Take the first micro-batch's gradient as it is; add any later one to it."""
-        before, self.gradient = self.gradient, None
-        if self.structure.copied_to_buckets or not (
-            self.structure.accumulates or self.structure.main_gradients
-        ):
+        shape = self.structure
+        before = self.gradient
+        self.gradient = None
+        goes_elsewhere = shape.accumulates or shape.main_gradients
+        if shape.copied_to_buckets or not goes_elsewhere:
             gradient.storage.kind = "gradients"
-        if not self.structure.accumulates:
-            main = self.structure.main_gradients  # copied to fp32 at once; the 16-bit one is freed
-            self.gradient = (
-                self.tape.make(f"4·{self.shape}", "gradients") if main else gradient.storage.retain()
-            )
+        if shape.main_gradients and not shape.accumulates:  # copied to fp32 at once; the 16-bit one is freed
+            self.gradient = self.tape.make(f"4·{self.shape}", "gradients")
+        elif not shape.accumulates:
+            self.gradient = gradient.storage.retain()
         if before is not None:
             before.release()
 
@@ -106,10 +109,9 @@ def new_gradients(step: Step, out: Tensor, inputs: Sequence[Tensor], saving: Ite
 
 
 def way_back(step: Step, out: Tensor, x: Tensor, sizes: Sequence[str], saving: Saving) -> Tensor:
-    """`out`, the result of an operation whose backward makes tensors of these `sizes`
-    for the gradient of x.
-    """
-    tape, size = step.tape, x.size
+    """`out`, an operation's result whose backward makes tensors of these `sizes` for the gradient of x."""
+    tape = step.tape
+    size = x.size
 
     def backward(_: list[Gradient]) -> list[Gradient | None]:
         made = [tape.make(each) for each in sizes]
@@ -123,8 +125,9 @@ def way_back(step: Step, out: Tensor, x: Tensor, sizes: Sequence[str], saving: S
 
 
 def same_gradient(step: Step, out: Tensor, inputs: Sequence[Tensor], view: bool = False) -> Tensor:
-    """`out`, the result of an operation whose backward passes its gradient on: as a `view`, or in each
-    input's size, cast to its type or summed over what was repeated.
+    """`out`, the result of an operation whose backward passes its gradient on.
+
+    It does so as a `view`, or in each input's size, cast to its type or summed over what was repeated.
     """
     sizes = ["" if view or x.size == out.size else x.size for x in inputs]
     step.tape.apply(out, inputs, lambda came: [came[0].again(view, size) for size in sizes])
@@ -139,9 +142,7 @@ def view(step: Step, x: Tensor) -> Tensor:
 
 @operation
 def relaid(step: Step, x: Tensor) -> Tensor:
-    """A view that splits or joins heads: its gradient comes in another order of memory
-    and has to be copied.
-    """
+    """A view that splits or joins heads: its gradient comes in another order of memory, and is copied."""
     return new_gradients(step, step.tape.view(x), [x])
 
 
@@ -159,12 +160,15 @@ def cast(step: Step, x: Tensor, element: str, kind: str = "") -> Tensor:
 
 def lowered(step: Step, x: Tensor) -> Tensor:
     """`x` as matrix products take it: under autocast in 16 bits."""
-    return cast(step, x, "c") if step.structure.autocast and x.element != "c" else x
+    if step.structure.autocast and x.element != "c":
+        return cast(step, x, "c")
+    return x
 
 
 def weight_as_used(step: Step, weight: Weight) -> Tensor:
-    """A weight as matrix products take it: autocast casts it once for all its uses, but only if it is
-    trained.
+    """A weight as matrix products take it.
+
+    Autocast casts it once for all its uses, but only if it is trained.
     """
     leaf = weight.use()
     if not step.structure.autocast or weight.element == "c":
@@ -185,7 +189,7 @@ def linear(
     """y = x·Wᵀ + bias: dL/dW needs x, dL/dx needs W, dL/dbias is dL/dy summed over the tokens."""
     tape = step.tape
     tokens = x.shape.removesuffix(f"·{n_in}")
-    # C++ evaluates arguments from the last to the first
+    # C++ evaluates arguments from the last to the first: the bias, the matrix, x.
     bias_used = [weight_as_used(step, bias)] if bias else []
     matrix = weight_as_used(step, weight)
     x_used = lowered(step, x)
@@ -195,20 +199,29 @@ def linear(
     bias_size = f"c·{n_out}"
     x_edge, matrix_edge = x_used.edge, turned.edge
     input_name = "input" if x_used is x else "input, cast to 16-bit"
-    saving = [Saving(x_used, name, input_name, "gradient of its weights")] if matrix_edge else []
-    saving += [Saving(turned, name, "weight", "gradient of its input")] if x_edge else []
+    saving = []
+    if matrix_edge:
+        saving.append(Saving(x_used, name, input_name, "gradient of its weights"))
+    if x_edge:
+        saving.append(Saving(turned, name, "weight", "gradient of its input"))
     inputs = [*bias_used, x_used, turned]
     saved = tape.save(inputs, saving)
     out = step.product("c", f"{tokens}·{n_out}")
 
     def backward(gradients: list[Gradient]) -> list[Gradient | None]:
-        # torch computes them in the alphabetical order of its names: mat1 and mat2 with a bias, else mat2 and
-        # self
+        # torch computes them in the alphabetical order of its names: with a bias x is mat1 and the matrix
+        # mat2; without one x is self, and comes after mat2.
         of_all_tokens = tokens == "sb"  # its gradient is a view, (b, s, …), of that matrix
-        first = tape.gradient(x_size, of_all_tokens) if x_edge and bias else None
-        for_matrix = tape.gradient(matrix_size) if matrix_edge else None
-        for_x = tape.gradient(x_size, of_all_tokens) if x_edge and not bias else first
-        return [*(gradients[0].again(becomes=bias_size) for _ in bias_used), for_x, for_matrix]
+        for_x = None
+        for_matrix = None
+        if x_edge and bias:
+            for_x = tape.gradient(x_size, of_all_tokens)
+        if matrix_edge:
+            for_matrix = tape.gradient(matrix_size)
+        if x_edge and not bias:
+            for_x = tape.gradient(x_size, of_all_tokens)
+        for_bias = [gradients[0].again(becomes=bias_size) for _ in bias_used]
+        return [*for_bias, for_x, for_matrix]
 
     tape.apply(out, inputs, backward, saved=saved)
     return out
@@ -216,8 +229,9 @@ def linear(
 
 @operation
 def frozen_linear(step: Step, x: Tensor, n_in: str, n_out: str) -> Tensor:
-    """A product with a weight stored in 8 or 4 bits: made 16-bit for it in forward and in backward, kept in
-    neither.
+    """A product with a weight stored in 8 or 4 bits.
+
+    It is made 16-bit for it in forward and in backward, kept in neither.
     """
     tape = step.tape
     tokens = x.shape.removesuffix(f"·{n_in}")
@@ -239,17 +253,19 @@ def frozen_linear(step: Step, x: Tensor, n_in: str, n_out: str) -> Tensor:
 
 def dequantized(step: Step, n_in: str, n_out: str) -> Storage:
     """The 16-bit weight; from 4 bits by way of an index of 4 bytes for each byte, which is two weights."""
-    index = [step.tape.make(f"2·{n_in}·{n_out}")] if step.structure.frozen_bits == 4 else []
+    if step.structure.frozen_bits != 4:
+        return step.tape.make(f"c·{n_in}·{n_out}")
+    index = step.tape.make(f"2·{n_in}·{n_out}")
     dense = step.tape.make(f"c·{n_in}·{n_out}")
-    for storage in index:
-        storage.release()
+    index.release()
     return dense
 
 
 @operation
 def norm(step: Step, x: Tensor, weights: list[Weight], name: str) -> Tensor:
-    """LayerNorm or RMSNorm, one kernel each: its input and fp32 statistics, one or two numbers per token, are
-    saved.
+    """LayerNorm or RMSNorm, one kernel each: its input and fp32 statistics are saved.
+
+    Statistics are one or two numbers per token.
 
     Autocast computes both in fp32, frozen 16-bit weights or not; RMSNorm from torch 2.12 on (pytorch's issue
     188955).
@@ -258,7 +274,9 @@ def norm(step: Step, x: Tensor, weights: list[Weight], name: str) -> Tensor:
     centered = step.structure.norm == "layernorm"
     used = [weight.use() for weight in weights]
     if step.structure.autocast and x.element == "c" and (centered or installed_torch() >= (2, 12)):
-        used = [cast(step, leaf, "r", "weight_copies") for leaf in reversed(used)][::-1]
+        # From the last to the first, as C++ evaluates arguments.
+        backwards = [cast(step, leaf, "r", "weight_copies") for leaf in reversed(used)]
+        used = backwards[::-1]
         x = cast(step, x, "r")
     out = tape.tensor(x.element, x.shape)
     names = ("mean", "inverse deviation") if centered else ("inverse root mean square",)
@@ -298,8 +316,9 @@ def scaled(step: Step, x: Tensor) -> Tensor:
 
 @operation
 def softmax(step: Step, x: Tensor, name: str, what: str, element: str = "") -> Tensor:
-    """Save the output, in the type of x or `element`. Backward begins with the product of the output and the
-    gradient (softmax_backward_cuda_out).
+    """Save the output, in the type of x or `element`.
+
+    Backward begins with the product of the output and the gradient (softmax_backward_cuda_out).
     """
     out = step.tape.tensor(element or x.element, x.shape)
     return way_back(step, out, x, [out.size], Saving(out, name, what, "softmax's own backward"))
@@ -314,21 +333,31 @@ def keeps_output(step: Step, x: Tensor, name: str, what: str, why: str) -> Tenso
 
 @operation
 def multiply(step: Step, x: Tensor, y: Tensor, name: str, names: tuple[str, str]) -> Tensor:
-    """x · y, element by element, in the wider type and the longer shape: the gradient of each needs the
-    other, and is cast or summed for what is narrower or shorter.
+    """x · y, element by element, in the wider type and the longer shape.
+
+    The gradient of each needs the other, and is cast or summed for what is narrower or shorter.
     """
     tape = step.tape
-    widest = max((x.element, y.element), key="cr4".index)
-    out = tape.tensor(widest, max(x.shape, y.shape, key=len))
-    saving = [Saving(x, name, names[0], f"gradient of {names[1]}")] if y.edge else []
-    saving += [Saving(y, name, names[1], f"gradient of {names[0]}")] if x.edge else []
+    widest = max((x.element, y.element), key="cr4".index)  # "c" is the narrowest type, fp32 the widest
+    out = tape.tensor(widest, max(x.shape, y.shape, key=len))  # the longer formula is the larger tensor's
+    saving = []
+    if y.edge:
+        saving.append(Saving(x, name, names[0], f"gradient of {names[1]}"))
+    if x.edge:
+        saving.append(Saving(y, name, names[1], f"gradient of {names[0]}"))
     whole = out.size
     sizes = [one.size if one.edge else "" for one in (x, y)]
 
     def backward(_: list[Gradient]) -> list[Gradient | None]:
-        return [
-            tape.gradient(whole, becomes="" if size == whole else size) if size else None for size in sizes
-        ]
+        gradients: list[Gradient | None] = []
+        for size in sizes:
+            if not size:
+                gradients.append(None)
+            elif size == whole:
+                gradients.append(tape.gradient(whole))
+            else:
+                gradients.append(tape.gradient(whole, becomes=size))
+        return gradients
 
     tape.apply(out, [x, y], backward, saving)
     return out
@@ -337,7 +366,8 @@ def multiply(step: Step, x: Tensor, y: Tensor, name: str, names: tuple[str, str]
 @operation
 def split(step: Step, x: Tensor, shapes: list[str]) -> list[Tensor]:
     """Views of the parts of x; backward puts their gradients together in one tensor."""
-    tape, size = step.tape, x.size
+    tape = step.tape
+    size = x.size
     parts = [tape.view(x, shape) for shape in shapes]
     tape.apply(parts, [x], lambda _: [tape.gradient(size)])
     return parts
@@ -351,7 +381,8 @@ def join(step: Step, first: Tensor, second: Tensor, shape: str) -> Tensor:
 
 @operation
 def copied(step: Step, x: Tensor, shape: str = "") -> Tensor:
-    """A copy in another layout, whose gradient is passed on, or of repeated elements, whose gradients are
-    summed.
+    """A copy in another layout, whose gradient is passed on.
+
+    It may also be a copy of repeated elements, whose gradients are summed.
     """
     return same_gradient(step, step.tape.tensor(x.element, shape or x.shape), [x])

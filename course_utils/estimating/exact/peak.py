@@ -1,5 +1,6 @@
-"""The peak is the largest of a few moments of the step. Each is stated here; the largest wins and says which
-it was.
+"""The peak is the largest of a few moments of the step.
+
+Each is stated here; the largest wins and says which it was.
 """
 
 from ...breakdown import MemoryBreakdown
@@ -63,9 +64,9 @@ def check(run: TrainingRun) -> None:
         raise ValueError("several ranks are estimated only without LoRA: set lora_rank=0 or world_size=1")
     if run.world_size > 1 and run.zero_stage < 2 and run.precision.name in NOT_REDUCED:
         raise ValueError(
-            f"{run.precision.name} with zero_stage={run.zero_stage} on several ranks is not estimated:"
-            " torch's DistributedDataParallel reduces gradients in the format of the weights, and none in"
-            " fp8; choose precision='bf16-master'"
+            f"{run.precision.name} with zero_stage={run.zero_stage} on several ranks is not estimated: "
+            "torch's DistributedDataParallel reduces gradients in the format of the weights, "
+            "and none in fp8; choose precision='bf16-master'"
         )
     if run.tensor_parallel > 1:
         raise ValueError(
@@ -96,17 +97,23 @@ def _before_forward(run: TrainingRun, full: Totals) -> Totals:
     """
     if not run.accumulates:
         return full | {"gradients": 0}
-    left = run.bucket_view and run.accumulation_steps > 2 and run.set_to_none
-    return full | {"gradients": full["gradients"] + (gradient_bytes(run) if left else 0)}
+    gradients = full["gradients"]
+    if run.bucket_view and run.accumulation_steps > 2 and run.set_to_none:
+        gradients += gradient_bytes(run)
+    return full | {"gradients": gradients}
 
 
 def _after_backward(run: TrainingRun, full: Totals) -> dict[str, MemoryBreakdown]:
-    """Clipping and the optimizer's step, from what they add at most, and what is left when the step has
-    ended.
-    """
-    clip = {"clipping": clipping(run)} if run.clip_grad_norm is not None else {}
-    added = fsdp_updates(run) if run.zero_stage >= 2 else clip | {"optimizer step": optimizer_step(run)}
+    """Clipping and the optimizer's step, from what they add at most, and what is left at the step's end."""
+    if run.zero_stage >= 2:
+        added = fsdp_updates(run)
+    elif run.clip_grad_norm is None:
+        added = {"optimizer step": optimizer_step(run)}
+    else:
+        added = {"clipping": clipping(run), "optimizer step": optimizer_step(run)}
     phases = {"clipping": "clip", "optimizer step": "optimizer"}
     found = {name: MemoryBreakdown(plus(full, top), phases[name], name) for name, top in added.items()}
-    left = full | {"gradients": 0} if run.set_to_none and not run.bucket_view else full
+    left = full
+    if run.set_to_none and not run.bucket_view:
+        left = full | {"gradients": 0}
     return found | {"end of step": MemoryBreakdown(left, "zero_grad", "end of step")}

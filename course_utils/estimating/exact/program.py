@@ -56,8 +56,9 @@ class Piece(NamedTuple):
 
 
 class Visit(NamedTuple):
-    """A piece to be looked at or, as one of `passed_over`, to be counted for all of them but the two looked
-    at; a group that is passed over has all `blocks` of its own.
+    """A piece to be looked at or, as one of `passed_over`, to be counted for all but the two looked at.
+
+    A group that is passed over has all `blocks` of its own.
     """
 
     piece: int
@@ -66,9 +67,9 @@ class Visit(NamedTuple):
 
     def times(self, counts: dict[Repeat, int]) -> int:
         """The number of times that the piece comes here."""
-        return prod(counts[each] - 2 for each in self.passed_over) * prod(
-            counts[each] for each in self.blocks
-        )
+        between = prod(counts[each] - 2 for each in self.passed_over)
+        blocks = prod(counts[each] for each in self.blocks)
+        return between * blocks
 
 
 class Size(NamedTuple):
@@ -79,8 +80,7 @@ class Size(NamedTuple):
 
 
 class Program(NamedTuple):
-    """A structure's pieces, in which order and how often they come, the formulas of their sizes, and the
-    ledger.
+    """A structure's pieces, in which order and how often they come, their sizes' formulas, and the ledger.
 
     Blocks that do the same share their events, which are read once.
     """
@@ -99,9 +99,8 @@ def compiled(shape: Structure) -> Program:
     sizes: dict[tuple[str, Repeats], int] = {}
     known: dict[Events, int] = {}
     pieces = []
-    for mark, end in zip(
-        tape.marks, [*(mark.event for mark in tape.marks[1:]), len(tape.events)], strict=True
-    ):
+    ends = [*(mark.event for mark in tape.marks[1:]), len(tape.events)]
+    for mark, end in zip(tape.marks, ends, strict=True):
         events = _events(tape.events[mark.event : end], mark.place, shape, sizes)
         pieces.append(Piece(mark.phase, mark.place, known.setdefault(events, len(known))))
     visits = tuple(_schedule(pieces, shape))
@@ -112,24 +111,26 @@ def compiled(shape: Structure) -> Program:
 def _events(
     events: list[tuple[Storage, int]], here: Place, shape: Structure, sizes: dict[tuple[str, Repeats], int]
 ) -> Events:
-    """The events with their sizes numbered. What was allocated in a block that stands for many may be freed
-    at once with what the block before has made, as autocast's copies of weights are: then that of all of them
-    is freed.
+    """The events with their sizes numbered.
+
+    What was allocated in a block that stands for many may be freed at once with what the block before has
+    made, as autocast's copies of weights are: then that of all of them is freed.
     """
     elsewhere = {_origin(storage) for storage, sign in events if sign < 0 and storage.place != here}
     changes = []
     kinds = []
     left: Counter[tuple[str, int]] = Counter()
     for storage, sign in events:
-        repeats = _freed_at_once(storage, shape, elsewhere) if sign < 0 and storage.place != here else ()
+        repeats: Repeats = ()
+        if sign < 0 and storage.place != here:
+            repeats = _freed_at_once(storage, shape, elsewhere)
         number = sizes.setdefault((storage.size, repeats), len(sizes))
         kind = storage.settled()
         changes.append(number if sign > 0 else ~number)
         kinds.append(kind)
         left[kind, number] += sign
-    return Events(
-        tuple(changes), tuple(kinds), tuple((*what, count) for what, count in left.items() if count)
-    )
+    remaining = tuple((*what, count) for what, count in left.items() if count)
+    return Events(tuple(changes), tuple(kinds), remaining)
 
 
 Origin = tuple[str, str, bool, Place]
@@ -143,28 +144,37 @@ def _origin(storage: Storage) -> Origin:
 def _freed_at_once(storage: Storage, shape: Structure, freed: set[Origin]) -> Repeats:
     """The number of repetitions that free this here, if the first of them frees here what it made."""
     *what, place = _origin(storage)
-    groups = _group_repeats(place, shape) if (*what, place._replace(group=0)) in freed else ()
-    blocks = _block_repeats(place, shape) if groups or (*what, place._replace(block=0)) in freed else ()
+    groups: Repeats = ()
+    blocks: Repeats = ()
+    if (*what, place._replace(group=0)) in freed:
+        groups = _group_repeats(place, shape)
+    if groups or (*what, place._replace(block=0)) in freed:
+        blocks = _block_repeats(place, shape)
     return (*groups, *blocks)
 
 
 def _group_repeats(place: Place, shape: Structure) -> Repeats:
-    """The repetition that a group of blocks, or a piece of the loss, shows: the second of three groups or
-    four pieces.
+    """The repetition that a group of blocks, or a piece of the loss, shows.
+
+    It is the second of three groups or four pieces.
 
     Pieces are four, as the first two gradients of the head's weights that meet are added in another way than
     the rest.
     """
     if place.part == "block" and place.group == 1 and len(shape.groups) == 3:
         return (Repeat.GROUPS,)
-    return (Repeat.PIECES,) if place.part == "piece" and place.group == 1 and shape.chunks == 4 else ()
+    if place.part == "piece" and place.group == 1 and shape.chunks == 4:
+        return (Repeat.PIECES,)
+    return ()
 
 
 def _block_repeats(place: Place, shape: Structure) -> Repeats:
     """The repetition that a block shows within its group: the second of three."""
     if place.part != "block" or place.block != 1 or shape.groups[place.group] < 3:
         return ()
-    return (Repeat.BLOCKS_OF_LAST if place.group == len(shape.groups) - 1 else Repeat.BLOCKS,)
+    if place.group == len(shape.groups) - 1:
+        return (Repeat.BLOCKS_OF_LAST,)
+    return (Repeat.BLOCKS,)
 
 
 def _schedule(pieces: list[Piece], shape: Structure) -> Iterator[Visit]:
@@ -174,9 +184,8 @@ def _schedule(pieces: list[Piece], shape: Structure) -> Iterator[Visit]:
         group = list(_schedule_blocks(pieces, numbers, shape))
         yield from group
         if repeats := _group_repeats(pieces[numbers[0]].place, shape):
-            yield from (
-                Visit(number, repeats, _block_repeats(pieces[number].place, shape)) for number in numbers
-            )
+            for number in numbers:
+                yield Visit(number, repeats, _block_repeats(pieces[number].place, shape))
             yield from group
 
 
@@ -185,7 +194,8 @@ def _schedule_blocks(pieces: list[Piece], numbers: list[int], shape: Structure) 
         same = list(members)
         yield from map(Visit, same)
         if repeats := _block_repeats(place, shape):
-            yield from (Visit(number, repeats) for number in same)
+            for number in same:
+                yield Visit(number, repeats)
             yield from map(Visit, same)
 
 
@@ -228,11 +238,12 @@ class Reading:
     def highest(self) -> tuple[int, int]:
         """The largest total, and the number of the visit that has it."""
         nets = [curve[-1] if curve else 0 for curve in self.curves]
-        tops = [max(c, default=0) for c in self.curves]
-        now, top, best = 0, 0, 0
-        for number, (visit, piece, times) in enumerate(
-            zip(self.program.visits, self.pieces, self.times, strict=True)
-        ):
+        tops = [max(curve, default=0) for curve in self.curves]
+        now = 0
+        top = 0
+        best = 0
+        visited = zip(self.program.visits, self.pieces, self.times, strict=True)
+        for number, (visit, piece, times) in enumerate(visited):
             if not visit.passed_over and now + tops[piece.events] > top:
                 top = now + tops[piece.events]
                 best = number
@@ -242,7 +253,9 @@ class Reading:
     def at_top_of(self, number: int) -> Totals:
         """Bytes by kind at the highest point of a visit."""
         curve = self.curves[self.pieces[number].events]
-        return self._after(number, curve.index(max(curve)) + 1 if curve and max(curve) > 0 else 0)
+        top = max(curve, default=0)
+        events = curve.index(top) + 1 if top > 0 else 0
+        return self._after(number, events)
 
     def before(self, number: int) -> Totals:
         """Bytes by kind when a visit begins."""
@@ -254,10 +267,11 @@ class Reading:
 
     def visits(self) -> list[int]:
         """The numbers of the visits that are looked at, in order."""
-        visits = enumerate(self.program.visits)
-        return [
-            number for number, visit in visits if not visit.passed_over and self.pieces[number].place != END
-        ]
+        found = []
+        for number, visit in enumerate(self.program.visits):
+            if not visit.passed_over and self.pieces[number].place != END:
+                found.append(number)
+        return found
 
     def _after(self, number: int, events: int) -> Totals:
         parts: Totals = {}
@@ -278,7 +292,12 @@ def named(phase: str, place: Place, last_group: int) -> tuple[str, str]:
     if phase in ("forward", "loss"):
         return phase, phase
     if place.part == "block":
-        which = "last" if place.group == last_group else "first" if place.group == 0 else "middle"
+        if place.group == last_group:
+            which = "last"
+        elif place.group == 0:
+            which = "first"
+        else:
+            which = "middle"
         return "backward", f"backward of the {which} block"
     layer = {"stem": "embedding", "end": "embedding", "piece": "loss"}.get(place.part, place.part)
     return "backward", f"backward of the {layer}"

@@ -1,5 +1,6 @@
-"""Checkpoints and offloading on a tape: backward runs again, or fetches back, tensors that forward did not
-keep.
+"""Checkpoints and offloading on a tape: backward gets tensors that forward did not keep.
+
+It runs forward again, or fetches them back.
 
 As torch.utils.checkpoint does it without reentrance: in the first forward nothing is kept but the inputs; the
 first tensor that backward asks for runs the function again, as far as the last tensor that is needed, and
@@ -35,11 +36,14 @@ class Frame:
     def __init__(
         self, step: Step, function: Function, arguments: tuple[Any, ...], keep_products: bool
     ) -> None:
-        self.step, self.function, self.arguments = step, function, arguments
+        self.step = step
+        self.function = function
+        self.arguments = arguments
         self.place = step.tape.place
         self.held = [tensor.storage.retain() for tensor in tensors_in(arguments)]
         self.products: list[Storage] | None = [] if keep_products else None
-        self.count, self.holders = 0, 1
+        self.count = 0
+        self.holders = 1
         self.again: dict[int, Storage] = {}
 
     def pack(self, _: Storage) -> Saved:
@@ -79,8 +83,9 @@ class Frame:
 
 @operation
 def checkpoint(step: Step, function: Function, *arguments: Any, keep_products: bool = False) -> Tensor:
-    """`function(*arguments)`, to be run again in backward; `keep_products` keeps matrix products and
-    attention.
+    """`function(*arguments)`, to be run again in backward.
+
+    `keep_products` keeps matrix products and attention.
     """
     frame = Frame(step, function, arguments, keep_products)
     step.kept_products = frame.products
@@ -92,8 +97,9 @@ def checkpoint(step: Step, function: Function, *arguments: Any, keep_products: b
 
 
 class Offloading:
-    """Saved tensors in host memory: each storage is copied there once, and is back for as long as backward
-    uses it.
+    """Saved tensors in host memory: each storage is copied there once.
+
+    It is back for as long as backward uses it.
     """
 
     def __init__(self, step: Step, resident: list[Tensor]) -> None:

@@ -1,6 +1,4 @@
-"""FSDP2's rank 0: the moments of one rank's step with the buffers around each part of it, and updates of
-shards.
-"""
+"""FSDP2's rank 0: the moments of one rank's step with the buffers around each part, and its update."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -19,8 +17,9 @@ from .walk import Totals, Walk, highest, highest_and_net, plus
 
 
 def fsdp_moments(run: TrainingRun, start: Totals) -> dict[str, MemoryBreakdown]:
-    """Bytes by kind at the highest point of each part of forward and backward of rank 0, in their order, by
-    name.
+    """Bytes by kind at the highest point of each part of rank 0's step, in their order, by name.
+
+    Parts are those of forward and backward.
 
     `start` is there when the step begins. Raises ValueError for a run that FSDP2 is not covered for, for a
     model of one block, and where one checkpoint covers several blocks, which FSDP2 then gathers once more
@@ -50,14 +49,15 @@ def _check(run: TrainingRun) -> None:
         raise ValueError(f"{run.model.name} has one block: FSDP2's peak is estimated from 2 blocks on")
     if run.blocks_per_checkpoint > 1:
         raise ValueError(
-            f"FSDP2's peak is not estimated with recompute={run.recompute!r}, whose checkpoints stand for "
-            f"{run.blocks_per_checkpoint} blocks: measure it, or choose 'full'"
+            f"FSDP2's peak is not estimated with recompute={run.recompute!r}, "
+            f"whose checkpoints stand for {run.blocks_per_checkpoint} blocks: measure it, or choose 'full'"
         )
 
 
 def _alone(run: TrainingRun) -> TrainingRun:
-    """One rank whose every micro-batch is like rank 0's: gradients are new each time, and no masters are
-    apart.
+    """One rank whose every micro-batch is like rank 0's.
+
+    Gradients are new each time, and no masters are apart.
     """
     precision = "bf16-master" if run.precision.name == "bf16-master-fp32grad" else run.precision
     return run.replace(
@@ -66,8 +66,9 @@ def _alone(run: TrainingRun) -> TrainingRun:
 
 
 class Stretch(NamedTuple):
-    """Pieces of the tape that belong together, looked at if they come once: with recomputation, a block's
-    forward and then its backward.
+    """Pieces of the tape that belong together, looked at if they come once.
+
+    With recomputation, these are a block's forward and then its backward.
     """
 
     phase: str
@@ -107,22 +108,21 @@ def _stretches(reading: Reading) -> Iterator[Stretch]:
     last = -1
     for visit, piece, times in zip(reading.program.visits, reading.pieces, reading.times, strict=True):
         phase = "backward" if piece.phase == "recompute" else piece.phase
-        if last >= visit.piece or (stretch.phase, stretch.place, stretch.times) != (
-            phase,
-            piece.place,
-            times,
-        ):
+        here = (phase, piece.place, times)
+        if last >= visit.piece or (stretch.phase, stretch.place, stretch.times) != here:
             if stretch.phase:
                 yield stretch
             stretch = Stretch(phase, piece.place, [], times)
-        events, last = reading.program.events[piece.events], visit.piece
+        events = reading.program.events[piece.events]
+        last = visit.piece
         stretch.walk.extend(zip(events.kinds, map(reading.signed.__getitem__, events.changes), strict=True))
     yield stretch
 
 
 def fsdp_updates(run: TrainingRun) -> dict[str, Totals]:
-    """Bytes by kind that clipping, if gradients are clipped, and the optimizer's step add at their highest
-    points.
+    """Bytes by kind that clipping and the optimizer's step add at their highest points.
+
+    Clipping is there if gradients are clipped.
     """
     clips = run.clip_grad_norm is not None
     return _update_tops(run.model, run.world_size, run.precision, run.optimizer, run.set_to_none, clips)
@@ -140,9 +140,12 @@ def _update_tops(
     stored = precision.master or precision.weight
     shards = _shards(model, ranks)
     sharded = dataclasses.replace(precision, weight=stored, gradient=stored, master=0)
-    unscaled = scaler_walk(sharded, OPTIMIZERS["sgd"], clips=False)
-    clipping = {"clipping": highest([*unscaled, *clip_walk(shards.tensors, stored)])} if clips else {}
-    return clipping | {"optimizer step": step_on(sharded, optimizer, shards, set_to_none, clips)}
+    tops = {}
+    if clips:
+        unscaled = scaler_walk(sharded, OPTIMIZERS["sgd"], clips=False)
+        tops["clipping"] = highest([*unscaled, *clip_walk(shards.tensors, stored)])
+    tops["optimizer step"] = step_on(sharded, optimizer, shards, set_to_none, clips)
+    return tops
 
 
 def _shards(model: TransformerConfig, ranks: int) -> Trainable:

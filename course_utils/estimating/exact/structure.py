@@ -8,8 +8,9 @@ from ...units import round_up
 
 
 class Structure(NamedTuple):
-    """Runs of equal structure do the same operations, on tensors of other sizes. Equal structures share one
-    tape.
+    """Runs of equal structure do the same operations, on tensors of other sizes.
+
+    Equal structures share one tape.
     """
 
     norm: str
@@ -40,9 +41,8 @@ class Structure(NamedTuple):
     lora: tuple[str, ...]
     frozen_bits: int
     groups: tuple[int, ...]  # blocks under each checkpoint: see `groups_of`
-    numbers: tuple[
-        tuple[str, int], ...
-    ] = ()  # the run's symbols where the tape needs them: to offload what is large
+    # the run's symbols where the tape needs them: to offload what is large
+    numbers: tuple[tuple[str, int], ...] = ()
 
 
 def structure(run: TrainingRun) -> Structure:
@@ -84,15 +84,19 @@ def structure(run: TrainingRun) -> Structure:
 
 @lru_cache(maxsize=1024)
 def groups_of(layers: int, blocks: int) -> tuple[int, ...]:
-    """The number of blocks of each group of a tape: at most three groups of at most three, as the middle
-    repeats.
+    """The number of blocks of each group of a tape: at most three groups of at most three.
+
+    The middle repeats.
 
     >>> groups_of(48, 1), groups_of(48, 7), groups_of(2, 1)
     ((1, 1, 1), (3, 3, 3), (1, 1))
     """
-    sizes = [blocks] * (layers // blocks) + ([layers % blocks] if layers % blocks else [])
-    shown = sizes if len(sizes) <= 3 else [sizes[0], sizes[1], sizes[-1]]
-    return tuple(min(size, 3) for size in shown)
+    sizes = [blocks] * (layers // blocks)
+    if layers % blocks:
+        sizes.append(layers % blocks)
+    if len(sizes) > 3:
+        sizes = [sizes[0], sizes[1], sizes[-1]]
+    return tuple(min(size, 3) for size in sizes)
 
 
 def pieces_of_loss(run: TrainingRun) -> tuple[int, int, int]:

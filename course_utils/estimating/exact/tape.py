@@ -1,5 +1,4 @@
-"""A small model of autograd that counts bytes: what a training step allocates and frees, in order, without
-torch.
+"""A small model of autograd that counts bytes: what a step allocates and frees, in order, without torch.
 
 A step is described operation by operation (`operations.py`): what each allocates, what it saves for backward,
 what its backward allocates. The tape adds the rest as torch does (torch/csrc/autograd: engine.cpp,
@@ -31,8 +30,10 @@ LAST = 1 << 60
 
 
 class Place(NamedTuple):
-    """A part of the network. Of blocks: which group of them, as one checkpoint has several, and which in that
-    group; of the loss's pieces: which (`group`). END is where backward has ended.
+    """A part of the network.
+
+    Of blocks: which group of them, as one checkpoint has several, and which in that group; of the loss's
+    pieces: which (`group`). END is where backward has ended.
     """
 
     part: Literal["stem", "block", "head", "loss", "piece", "end"]
@@ -87,8 +88,9 @@ class Storage:
             self.tape.free(self)
 
     def settled(self) -> str:
-        """Its kind of memory: what it was bound to, else an activation if it outlived the forward that made
-        it.
+        """Its kind of memory: what it was bound to.
+
+        Else it is an activation if it outlived the forward that made it, or temporary.
         """
         if self.kind:
             return self.kind
@@ -118,8 +120,9 @@ class Edge(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Tensor:
-    """A tensor of `shape` elements ("sb·h") of `element` bytes each ("c", "r", "4"); no
-    `edge`, no gradient.
+    """A tensor of `shape` elements ("sb·h") of `element` bytes each ("c", "r", "4").
+
+    Without an `edge` it has no gradient.
     """
 
     element: str
@@ -134,8 +137,10 @@ class Tensor:
 
 
 class Gradient(NamedTuple):
-    """A gradient on its way. torch adds to a view only out of place; `becomes` is the size in which it
-    arrives where it has to be summed or cast for its tensor.
+    """A gradient on its way.
+
+    torch adds to a view only out of place; `becomes` is the size in which it arrives where it has to be
+    summed or cast for its tensor.
     """
 
     storage: Storage
@@ -153,16 +158,17 @@ Backward = Callable[[list[Gradient]], Sequence[Gradient | None]]
 
 
 class Node:
-    """An operation in autograd's graph: what it saved, what its backward does, and
-    where those gradients go.
-    """
+    """An operation in autograd's graph: what it saved, what its backward does, where those gradients go."""
 
     __slots__ = ("backward", "edges", "gradients", "place", "saved", "serial")
 
     def __init__(
         self, serial: int, place: Place | None, backward: Backward, edges: list[Edge | None]
     ) -> None:
-        self.serial, self.place, self.backward, self.edges = serial, place, backward, edges
+        self.serial = serial
+        self.place = place
+        self.backward = backward
+        self.edges = edges
         self.saved: list[Saved] = []
         self.gradients: dict[int, Gradient] = {}
 
@@ -192,15 +198,16 @@ class Tape:
         self.events: list[tuple[Storage, int]] = []
         self.marks = [Mark(0, "forward", STEM)]
         self.ledger: dict[Storage, tuple[Place, Kept]] = {}
-        self.phase, self.place = "forward", STEM
-        self.recomputations = self.recomputing = 0
+        self.phase = "forward"
+        self.place = STEM
+        self.recomputations = 0
+        self.recomputing = 0
         self.grad_enabled = True
         self._serial = 0
         self._parameters = Storage(self, "", "", 0, STEM, "parameters")
         self._pack: Callable[[Storage], Saved] | None = None
-        self.scope: dict[
-            Tensor, bool
-        ] = {}  # what the function that runs has made: True if it holds it as a variable
+        # what the function that runs has made: True if it holds it as a variable
+        self.scope: dict[Tensor, bool] = {}
 
     # Memory
 
@@ -212,8 +219,10 @@ class Tape:
 
     def free(self, storage: Storage) -> None:
         """The last holder of a storage has released it."""
-        again = storage.recomputation
-        storage.kept = self.recomputing != again if again else self.phase not in FORWARD
+        if storage.recomputation:
+            storage.kept = self.recomputing != storage.recomputation
+        else:
+            storage.kept = self.phase not in FORWARD
         self.events.append((storage, -1))
 
     def gradient(self, size: str, view: bool = False, becomes: str = "") -> Gradient:
@@ -258,18 +267,21 @@ class Tape:
         """Inside, forward is run again in the midst of backward, and `pack` gets what it saves."""
         before = self.place
         self.recomputations += 1
-        self.recomputing, self.grad_enabled = self.recomputations, True
+        self.recomputing = self.recomputations
+        self.grad_enabled = True
         self.enter(place)
         with self.packing(pack):
             yield
-        self.recomputing, self.grad_enabled = 0, False
+        self.recomputing = 0
+        self.grad_enabled = False
         self.enter(before)
 
     # Autograd's graph
 
     def leaf(self, element: str, shape: str, accumulate: Callable[[Gradient], None] | None) -> Tensor:
-        """A weight, which is there anyway: `accumulate` gets its gradient when all that use it have given
-        theirs.
+        """A weight, which is there anyway.
+
+        `accumulate` gets its gradient when all that use it have given theirs.
         """
         weight = Tensor(element, shape, self._parameters)
         if accumulate is not None:
@@ -312,11 +324,10 @@ class Tape:
         storage = item.tensor.storage
         if self._pack is not None:
             return self._pack(storage)
-        # one line per storage; parts of it that the same operation keeps are named together
+        # One line per storage; parts of it that the same operation keeps are named together.
         if not storage.kind:
-            place, line = self.ledger.get(
-                storage, (self.place, Kept(item.operation, "", storage.size, item.why))
-            )
+            new = (self.place, Kept(item.operation, "", storage.size, item.why))
+            place, line = self.ledger.get(storage, new)
             if line.operation == item.operation and item.name not in line.name:
                 line = line._replace(name=", ".join(filter(None, (line.name, item.name))))
             self.ledger[storage] = place, line
@@ -325,7 +336,8 @@ class Tape:
     @contextmanager
     def packing(self, pack: Callable[[Storage], Saved]) -> Iterator[None]:
         """Inside, `pack` decides how tensors are saved, as torch's saved_tensors_hooks do."""
-        before, self._pack = self._pack, pack
+        before = self._pack
+        self._pack = pack
         yield
         self._pack = before
 
@@ -337,6 +349,7 @@ class Tape:
         waiting = _dependencies(first)
         pushed = 0
         first.gradients[root.edge.output] = gradient
+        # The newest node has the smallest key; of equals (weights) the one that was ready first comes first.
         ready = [(-first.serial, pushed, first)]
         while ready:
             node = heapq.heappop(ready)[2]
@@ -351,8 +364,9 @@ class Tape:
                     heapq.heappush(ready, (-edge.node.serial, pushed, edge.node))
 
     def _run(self, node: Node) -> list[tuple[Edge, Gradient | None]]:
-        """Run a node's backward: its gradients with where they go, cast and summed; then what it saved is
-        released.
+        """Run a node's backward: its gradients with where they go, cast and summed.
+
+        Then what it saved is released.
         """
         gradients = [node.gradients[output] for output in sorted(node.gradients)]
         unpacked = [saved.unpack() for saved in node.saved]
@@ -380,9 +394,7 @@ class Tape:
         return pairs
 
     def _add(self, edge: Edge, new: Gradient) -> None:
-        """Add a gradient to the one that waits, in place unless that is a view or
-        somebody else holds it too.
-        """
+        """Add a gradient to the one that waits, in place unless that is a view or is held elsewhere too."""
         waiting = edge.node.gradients
         old = waiting.setdefault(edge.output, new)
         if old is new:
@@ -405,10 +417,12 @@ def operation(function: Function) -> Function:
     def call(owner: Any, *arguments: Any, **options: Any) -> Any:
         tape: Tape = owner.tape
         outer = tape.scope
-        scope = tape.scope = {}
+        scope: dict[Tensor, bool] = {}
+        tape.scope = scope
         try:
             result = function(owner, *arguments, **options)
-            for tensor in (result,) if isinstance(result, Tensor) else result:
+            returned = (result,) if isinstance(result, Tensor) else result
+            for tensor in returned:
                 if tensor in scope:
                     del scope[tensor]
                     outer[tensor] = False
@@ -416,6 +430,7 @@ def operation(function: Function) -> Function:
             tape.scope = outer
             for tensor in scope:
                 tensor.storage.release()
+        # Arguments that no variable holds die here, as temporaries of the caller's expression do.
         for value in arguments:
             if isinstance(value, Tensor) and outer.get(value) is False and value is not result:
                 tape.drop(value)

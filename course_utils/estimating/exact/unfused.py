@@ -17,7 +17,9 @@ from .tape import Saving, Tensor, operation
 
 def is_narrow(step: Step, x: Tensor) -> bool:
     """True for a tensor of 16 bits."""
-    return x.element != "4" if step.structure.narrow else x.element == "c" and step.structure.autocast
+    if step.structure.narrow:
+        return x.element != "4"
+    return step.structure.autocast and x.element == "c"
 
 
 @operation
@@ -36,17 +38,17 @@ def unfused_norm(step: Step, x: Tensor, weight: Weight, name: str) -> Tensor:
     narrow = is_narrow(step, x)
     wide = step.tape.hold(cast(step, x, "4")) if narrow else x
     square = step.tape.hold(mean(step, power(step, wide, name)))
-    normed = multiply(
-        step, wide, inverse_root(step, shifted(step, square), name), name, ("input", "inverse root")
-    )
+    root = inverse_root(step, shifted(step, square), name)
+    normed = multiply(step, wide, root, name, ("input", "inverse root"))
     used = cast(step, normed, x.element) if narrow else normed
     return multiply(step, weight.use(), used, name, ("weight", "normed input"))
 
 
 @operation
 def power(step: Step, x: Tensor, name: str) -> Tensor:
-    """x to a power n: saves x. Backward is n·xⁿ⁻¹ times the gradient, with two tensors on the way
-    (pow_backward).
+    """x to a power n: saves x.
+
+    Backward is n·xⁿ⁻¹ times the gradient, with two tensors on the way (pow_backward).
     """
     out = step.tape.tensor(x.element, x.shape)
     return way_back(step, out, x, [x.size] * 2, Saving(x, name, "input", "derivative of a power"))

@@ -1,4 +1,4 @@
-"""A run unrolled: every tensor that it allocates, one after another, so that an allocator can place them.
+"""A run unrolled: every tensor that it allocates, in order, so that an allocator can place them.
 
 The engine reads a tape of at most three blocks, as all others do the same. An allocator must see them all:
 what it reserves depends on the order of everything that came before.
@@ -36,20 +36,23 @@ def unrolled(run: TrainingRun, steps: int = 2) -> tuple[list[Event], list[Mark]]
     check(run)
     if run.world_size > 1 or run.lora_rank or run.precision.name == "fp8":
         raise ValueError(
-            "the estimate of LoRA, of several ranks or of fp8 is not unrolled tensor by tensor: replay a"
-            " measurement, replay(measure(run))"
+            "the estimate of LoRA, of several ranks or of fp8 is not unrolled tensor by tensor: "
+            "replay a measurement, replay(measure(run))"
         )
     work = _Unrolling(run)
     for step in range(1, steps + 1):
         for micro_batch in range(min(2, run.accumulation_steps)):
-            work.forward_and_backward(step, adds=micro_batch > 0 or (step > 1 and not run.set_to_none))
+            left_from_before = step > 1 and not run.set_to_none
+            work.forward_and_backward(step, adds=micro_batch > 0 or left_from_before)
         work.update(step)
     return work.events, work.marks
 
 
 class _Pass(NamedTuple):
-    """Forward and backward of a micro-batch: bytes, or ~index of the tensor that is freed; the indices of
-    gradients; where backward begins.
+    """Forward and backward of a micro-batch.
+
+    `changes` are bytes, or ~index of the tensor that is freed; then come the indices of gradients, and where
+    backward begins.
     """
 
     changes: list[int]
@@ -60,8 +63,11 @@ class _Pass(NamedTuple):
 def _pass_of(run: TrainingRun, adds: bool) -> _Pass:
     size = run.blocks_per_checkpoint or 1
     layers = run.model.layers
-    groups = (*[size] * (layers // size), *([layers % size] if layers % size else []))
-    tape = tape_of(structure(run)._replace(groups=groups, chunks=pieces_of_loss(run)[0], accumulates=adds))
+    groups = [size] * (layers // size)
+    if layers % size:
+        groups.append(layers % size)
+    chunks = pieces_of_loss(run)[0]
+    tape = tape_of(structure(run)._replace(groups=tuple(groups), chunks=chunks, accumulates=adds))
     numbers = symbols(run)
     made = dict[Storage, int]()
     changes = list[int]()
@@ -72,12 +78,14 @@ def _pass_of(run: TrainingRun, adds: bool) -> _Pass:
         else:
             changes.append(~made.pop(storage))
     backward = next(mark.event for mark in tape.marks if mark.phase == "backward")
-    return _Pass(changes, [index for one, index in made.items() if one.settled() == "gradients"], backward)
+    gradients = [index for one, index in made.items() if one.settled() == "gradients"]
+    return _Pass(changes, gradients, backward)
 
 
 class _Unrolling:
-    """A run on its way: the events so far, and the gradients that are there, as (bytes, number) in order of
-    birth.
+    """A run on its way: the events so far, and the gradients that are there.
+
+    These are (bytes, number) in order of birth.
     """
 
     def __init__(self, run: TrainingRun) -> None:
@@ -124,7 +132,10 @@ class _Unrolling:
             for name, shape in self.shapes.items():
                 one = Trainable({name: shape}, {}, 0, {})
                 walk = master_walk(run.precision, run.optimizer, one, run.set_to_none)
-                upcast = 1 + run.set_to_none if run.precision.gradient < run.precision.master else 0
+                # The walk begins with the fp32 gradient, and the free of the 16-bit one; then come states.
+                upcast = 0
+                if run.precision.gradient < run.precision.master:
+                    upcast = 2 if run.set_to_none else 1
                 self._walk([*walk[:upcast], *self._states(one.before, first), *walk[upcast:]])
         else:
             self._walk([*self._upcasts(), *self._states(self.shapes, first), *self._together()])
@@ -134,9 +145,7 @@ class _Unrolling:
             self.gradients = []
 
     def _together(self) -> Walk:
-        """The update of all parameters by one optimizer: foreach makes what it needs
-        for all of them first.
-        """
+        """The update of all parameters by one optimizer; foreach first makes what it needs for all."""
         run = self.run
         if run.optimizer.implementation != "foreach" or run.optimizer.algorithm in IN_PLACE:
             return plain_walk(run.precision, run.optimizer, Trainable(self.shapes, {}, 0, {}))
@@ -149,22 +158,27 @@ class _Unrolling:
         walk = list[tuple[str, int]]()
         if run.precision.gradient < run.precision.master:
             for elements in map(prod, self.shapes.values()):
-                walk += [("temporaries", run.precision.master * elements)]
-                walk += [("gradients", -run.precision.gradient * elements)] if run.set_to_none else []
+                walk.append(("temporaries", run.precision.master * elements))
+                if run.set_to_none:
+                    walk.append(("gradients", -run.precision.gradient * elements))
         return walk
 
     def _states(self, shapes: Mapping[str, tuple[int, ...]], first: bool) -> Walk:
+        """The states of these parameters, if the step is the `first`."""
+        if not first:
+            return []
         masters = 1 if self.run.precision.master else 0  # they are there from the beginning
-        kept = (
-            state_sizes(self.run.precision, self.run.optimizer, *one)[masters:]
-            for one in shapes.items()
-            if first
-        )
-        return [("optimizer_states", size) for sizes in kept for size in sizes]
+        walk = list[tuple[str, int]]()
+        for name, shape in shapes.items():
+            sizes = state_sizes(self.run.precision, self.run.optimizer, name, shape)
+            walk += [("optimizer_states", size) for size in sizes[masters:]]
+        return walk
 
     def _walk(self, walk: Walk) -> None:
-        """Changes without names: what is freed is the newest of its size, of gradients too, as backward goes
-        from the last parameter to the first. What is left of them in the end is freed.
+        """Changes without names: what is freed is the newest of its size.
+
+        That holds for gradients too, as backward goes from the last parameter to the first. What is left of
+        them in the end is freed.
         """
         made: list[Event] = []
         for kind, size in walk:
@@ -190,7 +204,7 @@ class _Unrolling:
 
     def _make(self, size: int) -> Event:
         self._count += 1
-        made = round_up(size), self._count
+        made = (round_up(size), self._count)
         self.events.append(made)
         return made
 
@@ -199,4 +213,5 @@ class _Unrolling:
             self._make(size)
 
     def _free(self, made: Event) -> None:
-        self.events.append((-made[0], made[1]))
+        size, number = made
+        self.events.append((-size, number))

@@ -1,5 +1,4 @@
-"""Allocations and frees when gradients are clipped and when the optimizer steps, in the order of torch's
-algorithms.
+"""Allocations and frees of clipping and of the optimizer's step, in the order of torch's algorithms.
 
 Every walk is over shapes, so a part of the parameters, such as one rank's, can be walked like the whole.
 """
@@ -23,8 +22,9 @@ IN_PLACE = ("sgd", "momentum")
 
 
 def optimizer_step(run: TrainingRun) -> Totals:
-    """Signed bytes by kind that the step adds at its highest point; with ZeRO-1, to step the parameters of
-    rank 0.
+    """Signed bytes by kind that the step adds at its highest point.
+
+    With ZeRO-1, to step the parameters of rank 0.
 
     foreach makes one tensor for each parameter, 4N bytes in fp32; the for-loop makes two for one parameter at
     a time; fused makes none; momentum works in place. Master weights take their gradients in fp32: one at a
@@ -58,14 +58,14 @@ def _optimizer_step(
     set_to_none: bool,
     clips: bool,
 ) -> Totals:
-    """The step with this precision and optimizer (`names`), by LoRA's rank and targets, on one of so many
-    `ranks`.
+    """The step with this precision and optimizer (`names`), on one of so many `ranks`.
+
+    LoRA is given by its rank and targets.
     """
-    share = (
-        Trainable(dict(zero_1_shares(model, ranks)[0]), {}, 0, {})
-        if ranks > 1
-        else trainable(model, rank, targets)
-    )
+    if ranks > 1:
+        share = Trainable(dict(zero_1_shares(model, ranks)[0]), {}, 0, {})
+    else:
+        share = trainable(model, rank, targets)
     return step_on(PRECISIONS[names[0]], OPTIMIZERS[names[1]], share, set_to_none, clips)
 
 
@@ -83,7 +83,10 @@ def step_on(
 
 
 def plain_walk(precision: Precision, optimizer: Optimizer, trained: Trainable) -> Walk:
-    """The step on the weights themselves. Two blocks stand for all: what one leaves behind meets the next."""
+    """The step on the weights themselves.
+
+    Two blocks stand for all: what one leaves behind meets the next.
+    """
     if optimizer.algorithm in IN_PLACE or optimizer.implementation == "fused":
         return []
     if optimizer.implementation == "foreach":
@@ -94,8 +97,10 @@ def plain_walk(precision: Precision, optimizer: Optimizer, trained: Trainable) -
 
 
 def master_walk(precision: Precision, optimizer: Optimizer, trained: Trainable, set_to_none: bool) -> Walk:
-    """The step on fp32 masters: gradient to fp32, the 16-bit one freed, the update's own tensors, the fp32
-    gradient freed.
+    """The step on fp32 masters.
+
+    The gradient goes to fp32, the 16-bit one is freed; then come the update's own tensors, and the fp32
+    gradient is freed.
 
     Main gradients are fp32 before it begins. If 16-bit gradients are not set to none, they stay.
     """
@@ -103,18 +108,22 @@ def master_walk(precision: Precision, optimizer: Optimizer, trained: Trainable, 
     frees = upcasts and set_to_none
     if optimizer.forced and optimizer.implementation == "foreach":
         gone = -trained.bytes(precision.gradient) if frees else 0
-        copies = (1 if upcasts else 0) + 1
+        copies = 2 if upcasts else 1  # the fp32 gradients, and foreach's own
         return [Change("gradients", gone), Change("temporaries", copies * trained.bytes(precision.master))]
 
     def one_by_one(tensors: Tensors) -> Walk:
         walk: Walk = []
         for name, shape in tensors:
-            walk += [make(4 * prod(shape))] if upcasts else []
-            walk += [free(precision.gradient * prod(shape), "gradients")] if frees else []
+            if upcasts:
+                walk.append(make(4 * prod(shape)))
+            if frees:
+                walk.append(free(precision.gradient * prod(shape), "gradients"))
             walk += _alone(optimizer, name, shape)
-            walk += [free(4 * prod(shape))] if upcasts else []
+            if upcasts:
+                walk.append(free(4 * prod(shape)))
         return walk
 
+    # One block is walked; the others count by what is left of each.
     block = one_by_one(trained.block.items())
     others = [Change(kind, size * (trained.layers - 1)) for kind, size in net(block).items()]
     return [*one_by_one(trained.before.items()), *block, *others, *one_by_one(trained.after.items())]
@@ -151,27 +160,27 @@ def lion_loop(tensors: Tensors, element: int) -> Walk:
 
 
 def adafactor_loop(tensors: Tensors, element: int) -> Walk:
-    """A matrix's variance is the product of its row and its column, as large as the matrix, and becomes the
-    update; the one before it is freed only then. A vector's gradient is squared, and its variance copied.
+    """A matrix's variance is the product of its row and its column, and becomes the update.
+
+    It is as large as the matrix; the one before it is freed only then. A vector's gradient is squared, and
+    its variance copied.
     """
     walk: Walk = []
-    row = column = square = update = 0
+    # bytes of what each variable held after the tensor before
+    row = 0
+    column = 0
+    square = 0
+    update = 0
     for _, shape in tensors:
         size = element * prod(shape)
         walk += [make(element), free(element)]  # the weight's norm
         if len(shape) > 1:
             rows = size // shape[-1]
             columns = size // shape[-2]
-            walk += [
-                make(rows),
-                free(row),
-                make(columns),
-                free(column),
-                make(size),
-                make(element),
-                free(element),
-            ]
-            row, column = rows, columns
+            walk += [make(rows), free(row), make(columns), free(column)]
+            walk += [make(size), make(element), free(element)]
+            row = rows
+            column = columns
         else:
             walk += [make(size), free(square), make(size)]
             square = size
@@ -183,17 +192,20 @@ def adafactor_loop(tensors: Tensors, element: int) -> Walk:
 def muon_loop(tensors: Tensors, element: int) -> Walk:
     """Muon on the blocks' matrices, then AdamW's loop on everything else."""
     known = list(tensors)
+    matrices = [shape for name, shape in known if is_hidden_matrix(name, shape)]
+    others = [(name, shape) for name, shape in known if not is_hidden_matrix(name, shape)]
     walk: Walk = []
     before = 0
-    for _, (rows, columns) in (item for item in known if is_hidden_matrix(*item)):
+    for rows, columns in matrices:
         walk += [make(element * rows * columns), free(before), *newton_schulz(rows, columns, element)]
         before = 2 * rows * columns
-    return [*walk, free(before), *adam_loop((item for item in known if not is_hidden_matrix(*item)), element)]
+    return [*walk, free(before), *adam_loop(others, element)]
 
 
 def newton_schulz(rows: int, columns: int, element: int, steps: int = 5) -> Walk:
-    """Orthogonalize an update of `element` bytes per element, which is freed in the end; its result, in bf16,
-    stays.
+    """Orthogonalize an update of `element` bytes per element, which is freed in the end.
+
+    Its result, in bf16, stays.
 
     Each step makes X·Xᵀ, a polynomial of it, and the next X (Jordan et al. 2024); as new ones come the last
     are freed.
@@ -201,9 +213,13 @@ def newton_schulz(rows: int, columns: int, element: int, steps: int = 5) -> Walk
     x = 2 * rows * columns
     gram = 2 * min(rows, columns) ** 2
     copied = element != 2  # an update in bf16 is the first X itself
-    walk = [make(x)] if copied else []
+    walk: Walk = []
+    if copied:
+        walk.append(make(x))
     walk += [make(2), make(2), free(2), free(2)]  # its norm
-    walk += [make(gram), make(gram), make(x), *([free(x)] if copied else [])]
+    walk += [make(gram), make(gram), make(x)]
+    if copied:
+        walk.append(free(x))
     walk += [make(gram), free(gram), make(gram), free(gram), make(x), free(x)] * (steps - 1)
     return [*walk, free(gram), free(gram), free(element * rows * columns)]
 
@@ -227,16 +243,8 @@ def adam8bit_piece(elements: int) -> Walk:
     scales = 4 * blocks
     decode = [make(moment), make(moment), free(moment)]
     encode = [make(scales), free(scales), make(moment), free(moment)]
-    return [
-        *decode,
-        *decode,
-        make(4 * elements),
-        free(4 * elements),
-        *encode,
-        *encode,
-        free(moment),
-        free(moment),
-    ]
+    root = [make(4 * elements), free(4 * elements)]
+    return [*decode, *decode, *root, *encode, *encode, free(moment), free(moment)]
 
 
 LOOPS: dict[str, Callable[[Tensors, int], Walk]] = {
@@ -253,8 +261,9 @@ LOOPS: dict[str, Callable[[Tensors, int], Walk]] = {
 
 
 def scaler_walk(precision: Precision, optimizer: Optimizer, clips: bool) -> Walk:
-    """A loss scaler's numbers before the step, a block for each; the one that says if a gradient overflowed
-    stays.
+    """A loss scaler's numbers before the step, a block for each.
+
+    The one that says if a gradient overflowed stays.
 
     Fused steps and master weights take the scale instead of unscaled gradients. Where gradients are clipped
     they were unscaled before.
@@ -264,33 +273,34 @@ def scaler_walk(precision: Precision, optimizer: Optimizer, clips: bool) -> Walk
     takes_scale = bool(precision.master) or optimizer.implementation == "fused"
     if clips and not precision.master:
         return [make(4)] * (2 if takes_scale else 1)
-    checked = [*[make(4)] * 4, *[free(4)] * 3]
-    inverse = [make(8), make(8), free(8), make(4), free(8)] if precision.master else []
-    return [*checked, *([make(4)] * 2 if takes_scale else []), *inverse]
+    walk: Walk = [*[make(4)] * 4, *[free(4)] * 3]  # the checks for overflow
+    if takes_scale:
+        walk += [make(4)] * 2
+    if precision.master:  # the inverse of the scale
+        walk += [make(8), make(8), free(8), make(4), free(8)]
+    return walk
 
 
 @lru_cache(maxsize=1024)
 def _clipping(model: TransformerConfig, rank: int, targets: tuple[str, ...], precision_name: str) -> Totals:
     precision = PRECISIONS[precision_name]
     count = trainable(model, rank, targets).tensors
-    scaled = precision.loss_scaling and bool(precision.master)
-    unscaled = (
-        scaler_walk(precision, OPTIMIZERS["sgd"], clips=False)
-        if precision.loss_scaling and not scaled
-        else []
-    )
-    return highest([*unscaled, *clip_walk(count, 4 if scaled else precision.gradient, keeps_norms=scaled)])
+    if precision.loss_scaling and precision.master:
+        return highest(clip_walk(count, 4, keeps_norms=True))
+    unscaled = scaler_walk(precision, OPTIMIZERS["sgd"], clips=False)  # nothing where losses are not scaled
+    return highest([*unscaled, *clip_walk(count, precision.gradient)])
 
 
 def clip_walk(count: int, element: int, keeps_norms: bool = False) -> Walk:
-    """The norm of each of `count` gradients, a block each; all of them in one tensor; their norm; the factor.
+    """The norm of each of `count` gradients, a block each; all in one tensor; their norm; the factor.
 
     The scratch space of the GPU's own kernel is not among it.
     """
     norms = [make(element)] * count
     together = make(element * count)
     gone = [free(element)] * count
-    end = [] if keeps_norms else [free(element * count)]
-    total = [*gone, make(element)] if keeps_norms else [make(element), *gone]
+    total = make(element)
     factor = [make(element)] * 3 + [free(element)] * 2 + [make(element)]
-    return [*norms, together, *total, *end, *factor]
+    if keeps_norms:
+        return [*norms, together, *gone, total, *factor]
+    return [*norms, together, total, *gone, free(element * count), *factor]

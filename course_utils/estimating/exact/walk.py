@@ -27,8 +27,9 @@ def highest(walk: Sequence[tuple[str, int]]) -> Totals:
 
 
 def highest_and_net(walk: Sequence[tuple[str, int]]) -> tuple[Totals, Totals]:
-    """Bytes by kind at the first highest point of a walk, none if that is its start, and those that all of it
-    adds.
+    """Bytes by kind at the first highest point of a walk, and those that all of it adds.
+
+    At the highest point there are none if that is its start.
     """
     heights = list(accumulate(size for _, size in walk))
     top = max(heights, default=0)
