@@ -1,5 +1,4 @@
-"""Demos for a lecture, each a list of steps, sized as fractions of the GPU that is there:
-`demo("out-of-memory")`.
+"""Demos for a lecture, each a list of steps, sized as fractions of the GPU: `demo("out-of-memory")`.
 
 Without a GPU everything runs on a simulated T4 and says so. `rehearse` runs every demo beforehand.
 """
@@ -34,8 +33,9 @@ COLUMNS = 110
 
 
 def demo(name: str, stage: Stage | None = None) -> "DemoWidget":
-    """The demo in large type, one key (space, Enter) a step. ValueError, with the known demos, for another
-    name.
+    """The demo in large type, one key (space, Enter) a step.
+
+    Raises ValueError, with the known demos, for another name.
     """
     from .show import DemoWidget
 
@@ -57,13 +57,16 @@ class Rehearsal:
 def rehearse(
     stage: Stage | None = None, gpu_name: str = "", say: Callable[[str], None] | None = None
 ) -> Rehearsal:
-    """Runs every demo as it will run on this machine, and says what happened: sizes, seconds, what fails on
-    purpose.
+    """Runs every demo as it will run on this machine, and says what happened.
 
-    With `gpu_name` nothing runs: it says by estimate what would happen on that card. `say` is told each line
-    as soon as it is known. Raises ValueError for a card that is not in the catalog.
+    That is sizes, seconds, and what fails on purpose. With `gpu_name` nothing runs: it says by estimate what
+    would happen on that card. `say` is told each line as soon as it is known. Raises ValueError for a card
+    that is not in the catalog.
     """
-    stage = Stage(gpu(gpu_name), live=False) if gpu_name else stage or Stage.here()
+    if gpu_name:
+        stage = Stage(gpu(gpu_name), live=False)
+    elif stage is None:
+        stage = Stage.here()
     lines = list[str]()
     problems = list[str]()
 
@@ -85,27 +88,26 @@ def rehearse(
             add(said.words, "  ", "     ")
             if not said.as_told:
                 problems.append(f"{name}: {said.words}")
-    add(
-        "These steps do not do what the demos announce:"
-        if problems
-        else "Every demo does what it announces.",
-        "\n",
-    )
+    if problems:
+        add("These steps do not do what the demos announce:", "\n")
+    else:
+        add("Every demo does what it announces.", "\n")
     for problem in problems:
         add(problem, "  ", "     ")
     return Rehearsal(tuple(lines), tuple(problems))
 
 
 def _said(one: Demo, stage: Stage, run: bool) -> Iterator[Foreseen]:
-    """The forecast of a demo, then each of its steps when it has been performed, so
-    that it is said at once.
-    """
+    """The forecast of a demo, then each of its steps as soon as it has been performed."""
     try:
-        yield from (Foreseen(f"· {said.words}", said.as_told) for said in one.foresee(stage))
+        for said in one.foresee(stage):
+            yield Foreseen(f"· {said.words}", said.as_told)
     except ValueError as problem:  # no size suits this card
         yield Foreseen(f"· {problem}", False)
     for number, step in enumerate(one.steps, start=1):
-        title = f"{number}. {step.title}{' (fails on purpose)' if step.fails else ''}"
+        title = f"{number}. {step.title}"
+        if step.fails:
+            title += " (fails on purpose)"
         if not run:
             yield Foreseen(title, True)
             continue
@@ -115,6 +117,7 @@ def _said(one: Demo, stage: Stage, run: bool) -> Iterator[Foreseen]:
         except (RuntimeError, ValueError) as problem:  # the other demos are rehearsed all the same
             yield Foreseen(f"{title}: does not work here. {' '.join(str(problem).split())}", False)
         else:
-            drawn = f" [{outcome.figure.alt}]" if outcome.figure else ""
-            said = f"{time.perf_counter() - begin:.1f} s. {' '.join(outcome.words.split())}{drawn}"
-            yield Foreseen(f"{title}: {said}", True)
+            words = f"{time.perf_counter() - begin:.1f} s. {' '.join(outcome.words.split())}"
+            if outcome.figure:
+                words += f" [{outcome.figure.alt}]"
+            yield Foreseen(f"{title}: {words}", True)

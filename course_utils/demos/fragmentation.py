@@ -19,13 +19,11 @@ from ..units import MiB, format_bytes, percent
 from .stage import Foreseen, Stage, StepResult, in_words
 from .stage_figures import stage_segments
 
-ACTIVATION, STATE, LATE = 0.23, 0.12, 0.2
-"""Shares of the GPU's free memory: four activations, four states that come when those have gone, one more
-activation.
-
-Two states do not fit into the place of one activation, so each takes one and leaves a hole of nearly half of
-it.
-"""
+# Shares of the GPU's free memory. Two states do not fit into the place of one activation, so each takes one
+# and leaves a hole of nearly half of it.
+ACTIVATION = 0.23  # each of four
+STATE = 0.12  # each of four, which come when the activations have gone
+LATE = 0.2  # one more activation
 
 COUNT = 4
 PAGE = 20 * MiB  # sizes are multiples of it, the large pages of an expandable segment
@@ -38,21 +36,25 @@ CURE = (
 
 
 def trace(room: int) -> list[tuple[int, str]]:
-    """Bytes, negative where they are freed, and a tensor's name, for a GPU with `room` free: the last come
-    too late.
-    """
-    activation, state, late = (int(share * room) // PAGE * PAGE for share in (ACTIVATION, STATE, LATE))
+    """Bytes (negative: freed) and a tensor's name, for a GPU with `room` free. The last come too late."""
+    activation = _pages(ACTIVATION * room)
+    state = _pages(STATE * room)
+    late = _pages(LATE * room)
     if not state:
         raise ValueError(f"no demo fits {room:,} bytes: free some of the GPU's memory")
     activations = [(activation, f"activation {index}") for index in range(1, COUNT + 1)]
     states = [(state, f"state {index}") for index in range(1, COUNT + 1)]
-    return [*activations, *((-size, name) for size, name in activations), *states, (late, "next activation")]
+    freed = [(-size, name) for size, name in activations]
+    return [*activations, *freed, *states, (late, "next activation")]
+
+
+def _pages(size: float) -> int:
+    """The whole pages in `size` bytes, in bytes."""
+    return int(size) // PAGE * PAGE
 
 
 def play(room: int, allocate: Callable[[int], Any]) -> None:
-    """Allocate and free as `trace` says. Raises what `allocate` raises; tensors that live are freed with the
-    rest.
-    """
+    """Allocate and free as `trace` says; what lives at the end is freed. Raises what `allocate` raises."""
     held: dict[str, Any] = {}
     for size, name in trace(room):
         if size > 0:
@@ -74,9 +76,7 @@ def main() -> None:
 
 
 def in_another_process(expandable: bool) -> dict[str, str]:
-    """The `message` and `source` that `main` prints in a process with this setting; RuntimeError if that
-    fails.
-    """
+    """The `message` and `source` that `main` prints in another process. RuntimeError if that fails."""
     from ..measuring.live import release
 
     release(None)  # what this process has cached is room that the other one needs
@@ -127,8 +127,10 @@ def holes(stage: Stage) -> StepResult:
     found = replayed(stage, expandable=False)
     failed = _failure_of(found, stage)
     title = f"{percent(failed.free_share)} is free, in pieces of at most {format_bytes(failed.largest_free)}"
-    words = "Each state sits in a segment that an activation made, and keeps it. Wanted: "
-    words += f"{format_bytes(failed.requested)} in one piece."
+    words = (
+        "Each state sits in a segment that an activation made, and keeps it."
+        f" Wanted: {format_bytes(failed.requested)} in one piece."
+    )
     return StepResult(words, figure=stage_segments(found.blocks_at(len(found)), title, stage.card.room))
 
 
@@ -147,12 +149,11 @@ def expandable_segments(stage: Stage) -> StepResult:
 def foresee(stage: Stage) -> list[Foreseen]:
     plain = replayed(stage, expandable=False)
     expandable = replayed(stage, expandable=True)
-    free = f" with {percent(plain.failure.free_share)} free" if plain.failure else ""
+    words = f"{format_bytes(plain.requests[-1].bytes)} more than fit in one piece, on purpose"
+    if plain.failure is not None:
+        words += f" with {percent(plain.failure.free_share)} free"
     return [
-        Foreseen(
-            f"{format_bytes(plain.requests[-1].bytes)} more than fit in one piece, on purpose{free}",
-            bool(free),
-        ),
+        Foreseen(words, plain.failure is not None),
         Foreseen("the same tensors in expandable segments fit", expandable.failure is None),
     ]
 

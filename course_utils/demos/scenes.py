@@ -1,5 +1,4 @@
-"""The demos that try training runs on the card, or estimate them, one step at a time; see also
-`fragmentation`.
+"""The demos that try training runs on the card, or estimate them, step by step; see also `fragmentation`.
 
 scenes.toml has their titles and words.
 """
@@ -12,7 +11,7 @@ from ..figures.canvas import sentence
 from ..measurement import WORDS
 from ..planning.twin import fits
 from ..units import format_bytes, percent
-from .stage import Stage, StepResult, in_words
+from .stage import Foreseen, Stage, StepResult, in_words
 from .stage_figures import stage_bars
 
 
@@ -55,13 +54,15 @@ def _step_question(stage: Stage) -> str:
 
 
 def _step_prediction(stage: Stage) -> StepResult:
-    found = estimate(run := _six_tenths(stage))
+    run = _six_tenths(stage)
+    found = estimate(run)
     title = f"{format_bytes(found.total)} by estimate, in {found.phase}"
     return _drawn(stage, "Which of these stay when the step is over?", {"": run}, title)
 
 
 def _what_stays(stage: Stage) -> str:
-    found = estimate(run := _six_tenths(stage))
+    run = _six_tenths(stage)
+    found = estimate(run)
     stays = format_bytes(found["parameters"] + found["optimizer_states"])
     peak = format_bytes(stage.outcome_of(run).peak)
     return f"Between two steps {stays} stay: weights and Adam's states. The rest of {peak} comes and goes."
@@ -145,8 +146,9 @@ POLICIES = {"all kept": "none", "selective": "selective", "full": "full"}
 
 
 def _under(policy: str) -> Callable[[Stage], TrainingRun]:
-    """A run mostly of activations. Its loss is in pieces: logits, which no policy touches, would hide the
-    blocks.
+    """A run mostly of activations.
+
+    Its loss is in pieces: logits, which no policy touches, would hide the blocks.
     """
     return lambda stage: stage.run_of(0.7, states=0.2, loss_chunks=8).replace(recompute=policy)
 
@@ -165,9 +167,8 @@ def _recompute_question(stage: Stage) -> str:
 def _recompute_prediction(stage: Stage) -> StepResult:
     runs = _recomputing(stage)
     notes = {name: _price_of(run) for name, run in runs.items()}
-    title = (
-        f"Full recomputation needs {percent(1 - _share(runs['full'], runs['all kept']))} less, by estimate"
-    )
+    less = percent(1 - _share(runs["full"], runs["all kept"]))
+    title = f"Full recomputation needs {less} less, by estimate"
     words = (
         "The forward pass is a third of a step's arithmetic. Recomputation runs the blocks' part of it twice."
     )
@@ -191,10 +192,10 @@ def _price(stage: Stage) -> StepResult:
     prices = {name: _price_of(runs[name], one.step_seconds, first.step_seconds) for name, one in made.items()}
     notes = {name: f"{format_bytes(one.peak)} {word}, {prices[name]}" for name, one in made.items()}
     title = f"{percent(1 - made['full'].peak / first.peak)} less memory, for one more forward pass"
-    told = (
-        "timed on this GPU" if stage.live else "without a GPU no time is measured, the arithmetic is counted"
-    )
-    return _drawn(stage, f"Memory for time: {told}.", runs, title, notes)
+    words = "Memory for time: without a GPU no time is measured, the arithmetic is counted."
+    if stage.live:
+        words = "Memory for time: timed on this GPU."
+    return _drawn(stage, words, runs, title, notes)
 
 
 RECOMPUTATION = in_words(
@@ -206,7 +207,8 @@ RECOMPUTATION = in_words(
 
 # One large batch, the same as micro-batches, and one ten times as large that takes no more
 
-PARTS, TIMES = 4, 10
+PARTS = 4
+TIMES = 10
 
 
 def _large(stage: Stage) -> TrainingRun:
@@ -268,7 +270,10 @@ def _sharded(stage: Stage) -> dict[str, TrainingRun]:
     """
     large = (one for one in PRESETS.values() if not one.experts and 16 * one.parameters > stage.card.room)
     model = min(large, key=lambda one: one.parameters)
-    precision, attention = ("bf16-master", "flash") if stage.card.has_bf16 else ("fp16-master", "efficient")
+    if stage.card.has_bf16:
+        precision, attention = "bf16-master", "flash"
+    else:
+        precision, attention = "fp16-master", "efficient"
     base = TrainingRun(
         model, 1, min(512, model.max_positions), precision, attention=attention, recompute="full"
     )
@@ -299,18 +304,15 @@ def _stages(stage: Stage) -> StepResult:
     ranks = runs["ZeRO-3"].world_size
     fitting = [name for name, run in runs.items() if fits(run, stage.card.room)]
     words = (
-        f"The bytes of one of {ranks} cards, by estimate. Nothing was measured, because these cards are not"
-        " here."
+        f"The bytes of one of {ranks} cards, by estimate."
+        " Nothing was measured, because these cards are not here."
     )
     return _drawn(stage, words, runs, f"On {ranks} cards {sentence(fitting)} fit, by estimate")
 
 
-SHARDING = in_words(
-    "sharding",
-    (_cards_question, _replicas, _stages),
-    lambda stage: [
-        stage.foresee(_sharded(stage)["replicas"], fails=True),
-        stage.foresee(_sharded(stage)["ZeRO-3"]),
-    ],
-    runs=False,
-)
+def _sharding_foreseen(stage: Stage) -> list[Foreseen]:
+    runs = _sharded(stage)
+    return [stage.foresee(runs["replicas"], fails=True), stage.foresee(runs["ZeRO-3"])]
+
+
+SHARDING = in_words("sharding", (_cards_question, _replicas, _stages), _sharding_foreseen, runs=False)

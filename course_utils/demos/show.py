@@ -22,14 +22,12 @@ from .stage import Demo, DemoStep, Stage
 TITLE = "font-size:30px;margin:0 0 0 12px;line-height:44px"
 TEXT = "font-size:22px;line-height:1.35;margin:8px 0 0"
 
+# A picture takes a little more than half of the window's height, so that text and picture are seen at once.
 LOOK = f"<style>\n{Path(__file__).with_name('show.css').read_text(encoding='utf-8')}</style>"
-"""A picture takes a little more than half of the window's height, so that text and picture are seen at once.
-"""
 
 LONG = 120  # letters: more than that leave no room for the step's own words and a picture
-UNTIL_SHOWN = (
-    0.5  # seconds after which the button takes the keyboard's focus: before that it is not on the page
-)
+# Seconds after which the button takes the keyboard's focus: before that it is not on the page.
+UNTIL_SHOWN = 0.5
 
 
 class DemoWidget(ipywidgets.VBox):
@@ -40,7 +38,8 @@ class DemoWidget(ipywidgets.VBox):
     """
 
     def __init__(self, demo: Demo, stage: Stage) -> None:
-        self.demo, self.stage = demo, stage
+        self.demo = demo
+        self.stage = stage
         self.heading = ipywidgets.HTML()
         self.page = ipywidgets.HTML()
         self.picture = ipywidgets.VBox()
@@ -57,9 +56,7 @@ class DemoWidget(ipywidgets.VBox):
         self._begin()
 
     def go_on(self) -> None:
-        """Show the next page, or run the next step where there is none yet; after the
-        last one, begin again.
-        """
+        """Show the next page, or run the next step where there is none yet; after the last, begin again."""
         if self.shown + 1 < len(self.pages):
             self._turn_to(self.shown + 1)
         elif self.shown == len(self.demo.steps):
@@ -68,10 +65,8 @@ class DemoWidget(ipywidgets.VBox):
             self._run(self.demo.steps[self.shown])
 
     def _pressed(self, action: Callable[[], None]) -> None:
-        """Act on the kernel's thread, with buttons off: a key pressed meanwhile does not count for the next
-        step.
-        """
-        self.button.disabled = self.back.disabled = True
+        """Act on the kernel's thread, with buttons off: no key pressed meanwhile counts for the next step."""
+        self._set_disabled(True)
         if self.loop is None or threading.current_thread() is threading.main_thread():
             self._act(action)
         else:
@@ -79,8 +74,12 @@ class DemoWidget(ipywidgets.VBox):
 
     def _act(self, action: Callable[[], None]) -> None:
         action()
-        self.button.disabled = self.back.disabled = False
+        self._set_disabled(False)
         self.button.focus()
+
+    def _set_disabled(self, disabled: bool) -> None:
+        self.button.disabled = disabled
+        self.back.disabled = disabled
 
     def _begin(self) -> None:
         self.pages = []
@@ -104,9 +103,12 @@ class DemoWidget(ipywidgets.VBox):
         except (RuntimeError, ValueError) as problem:  # on a stage, words serve better than a traceback
             self._write(title, _text(f"This step does not work here: {problem}"))
         else:
-            picture = (ipywidgets.HTML(outcome.figure.html),) if outcome.figure else self.picture.children
+            picture = self.picture.children  # the meter, if the step has shown it
+            if outcome.figure:
+                picture = (ipywidgets.HTML(outcome.figure.html),)
             crowded = bool(picture) and len(outcome.words) > LONG
-            self._keep(title, _text(*([] if crowded else [step.words]), outcome.words), picture)
+            text = _text(outcome.words) if crowded else _text(step.words, outcome.words)
+            self._keep(title, text, picture)
 
     def _keep(self, title: str, text: str, picture: tuple[Any, ...]) -> None:
         self.pages.append((title, text, picture))
@@ -116,8 +118,10 @@ class DemoWidget(ipywidgets.VBox):
         self.shown = number
         title, text, self.picture.children = self.pages[number]
         self._write(title, text)
-        last = number == len(self.demo.steps)
-        self.button.description = "Again" if last else "Next" if number else "Start"
+        if number == len(self.demo.steps):
+            self.button.description = "Again"
+        else:
+            self.button.description = "Next" if number else "Start"
 
     def _write(self, title: str, text: str) -> None:
         self.heading.value = f"<h2 style='{TITLE}'>{escape(title)}</h2>"

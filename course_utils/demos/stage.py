@@ -1,6 +1,4 @@
-"""The machine that a demo runs on: its GPU or a simulated one, sizes that suit it, and how a run is tried
-there.
-"""
+"""The machine that a demo runs on: its GPU or a simulated one, sizes that suit it, how a run is tried."""
 
 import time
 import tomllib
@@ -27,21 +25,20 @@ if TYPE_CHECKING:
 
 SCENES = tomllib.loads(Path(__file__).with_name("scenes.toml").read_text(encoding="utf-8"))
 
-STATES_SHARE = (
-    0.4  # of the GPU's memory: what weights, gradients and Adam's states may take at 16 bytes per parameter
-)
+# Of the GPU's memory: what weights, gradients and Adam's states may take at 16 bytes per parameter.
+STATES_SHARE = 0.4
 MOST_SEQUENCES = 4096
 LIVE_STEPS = 6
-WARM_UP_STEPS = (
-    2  # of the live steps, which are not timed: kernels are chosen and memory is asked for in them
-)
+# Of the live steps, which are not timed: kernels are chosen and memory is asked for in them.
+WARM_UP_STEPS = 2
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """The result of a step: `words` to show, and a `figure` in the meter's place if there is one. Of a run
-    that was tried: the bytes of its `peak`, the seconds of a step if timed, and the most bytes allocated up
-    to each step's end.
+    """The result of a step: `words` to show, and a `figure` in the meter's place if there is one.
+
+    Of a run that was tried: the bytes of its `peak`, the seconds of a step if timed, and the most bytes
+    allocated up to each step's end.
     """
 
     words: str
@@ -52,9 +49,7 @@ class StepResult:
 
 
 class DemoStep(NamedTuple):
-    """One step of a demo: its title and words on the screen, what its key runs, and True if that fails on
-    purpose.
-    """
+    """A demo's step: its title and words on the screen, what its key runs, if that `fails` on purpose."""
 
     title: str
     words: str
@@ -70,9 +65,7 @@ class Foreseen(NamedTuple):
 
 
 class Demo(NamedTuple):
-    """A demo: its title, what it shows in a sentence, its steps, what is foreseen of them, and if it runs
-    anything.
-    """
+    """A demo: title, what it shows in a sentence, steps, what is foreseen of them, if it runs anything."""
 
     title: str
     shows: str
@@ -87,12 +80,11 @@ def in_words(
     foresee: Callable[["Stage"], list[Foreseen]],
     runs: bool = True,
 ) -> Demo:
-    """The demo of that name in scenes.toml, with what each of its steps runs. ValueError if these are not as
-    many.
-    """
+    """The demo of that name in scenes.toml, and what each step runs. ValueError if these are not as many."""
     words = SCENES[name]
-    told = ((title, text, "fails" in more) for title, text, *more in words["steps"])
-    steps = (DemoStep(title, text, run, fails) for (title, text, fails), run in zip(told, each, strict=True))
+    steps = list[DemoStep]()
+    for (title, text, *more), run in zip(words["steps"], each, strict=True):
+        steps.append(DemoStep(title, text, run, fails="fails" in more))
     return Demo(words["title"], words["shows"], tuple(steps), foresee, runs)
 
 
@@ -131,25 +123,25 @@ class Stage:
     @property
     def words(self) -> str:
         """Its name: "a simulated T4-16GB, 16.1 GB"."""
-        return (
-            f"{'' if self.live else 'a simulated '}{self.card.name}, {format_bytes(self.card.room, 'GB', 1)}"
-        )
+        words = f"{self.card.name}, {format_bytes(self.card.room, 'GB', 1)}"
+        return words if self.live else f"a simulated {words}"
 
     def perform(self, step: DemoStep) -> StepResult:
         outcome = step.run(self)
         return StepResult(outcome) if isinstance(outcome, str) else outcome
 
     def run_of(self, share: float, states: float = STATES_SHARE, **choices: Any) -> TrainingRun:
-        """A run whose peak is estimated at just under `share` of the card, of the largest model whose
-        weights, gradients and states take no more than `states` of it; `choices` are TrainingRun's.
-        ValueError where not one sequence fits.
+        """A run whose peak is estimated at just under `share` of the card.
+
+        It has the largest model whose weights, gradients and states take no more than `states` of the card;
+        `choices` are TrainingRun's. ValueError where not one sequence fits.
         """
         models = [model for model in PRESETS.values() if model.family == "gpt2" and not model.experts]
         small = [model for model in models if 16 * model.parameters <= states * self.card.room]
         model = max(small, key=lambda model: model.parameters, default=PRESETS["tiny-gpt"])
-        older: dict[str, Any] = (
-            {} if self.card.has_bf16 else {"precision": "amp-fp16", "attention": "efficient"}
-        )
+        older: dict[str, Any] = {}
+        if not self.card.has_bf16:
+            older = {"precision": "amp-fp16", "attention": "efficient"}
         run = TrainingRun(model, MOST_SEQUENCES, min(512, model.max_positions), **older | choices)
         count = largest_micro_batch(run, round(share * self.card.room))
         if not count:
@@ -165,19 +157,22 @@ class Stage:
         need = estimate(run).total
         room = self.card.room
         reason = unsupported(run, self.card.capability)
-        as_told = not reason and (need > room if fails else fits(run, room))
-        told = "is too large, on purpose" if fails else "fits"
-        told = told if as_told else reason or f"was meant to be one that {told}, and is not"
-        return Foreseen(
-            f"{run}: {format_bytes(need)} by estimate, {percent(need / room)} of the card, {told}", as_told
-        )
+        if fails:
+            told = "is too large, on purpose"
+            as_told = not reason and need > room
+        else:
+            told = "fits"
+            as_told = not reason and fits(run, room)
+        if not as_told:
+            told = reason or f"was meant to be one that {told}, and is not"
+        size = f"{format_bytes(need)} by estimate, {percent(need / room)} of the card"
+        return Foreseen(f"{run}: {size}, {told}", as_told)
 
     def attempt(self, run: TrainingRun) -> StepResult:
-        """Trains a few steps. Raises GpuOutOfMemory (live) or OutOfMemory (the allocator's replay) if too
-        large.
-        """
-        self.tried[run] = self._live(run) if self.live else self._simulated(run)
-        return self.tried[run]
+        """Trains a few steps. Raises GpuOutOfMemory (live) or OutOfMemory (in a replay) if too large."""
+        result = self._live(run) if self.live else self._simulated(run)
+        self.tried[run] = result
+        return result
 
     def outcome_of(self, run: TrainingRun) -> StepResult:
         return self.tried.get(run) or self.attempt(run)
@@ -224,8 +219,9 @@ class Stage:
 
 
 def _trained(run: TrainingRun, device: "Device", meter: Meter) -> tuple[float, tuple[int, ...]]:
-    """Seconds of a step, and the most allocated up to each step's end. The meter's end frees all that it
-    makes.
+    """Seconds of a step, and the most allocated up to each step's end.
+
+    The meter's end frees all that it makes.
     """
     from ..measuring.live import ready
 
@@ -238,7 +234,8 @@ def _trained(run: TrainingRun, device: "Device", meter: Meter) -> tuple[float, t
         device.synchronize()
         ends.append(time.perf_counter())
         peaks.append(device.peaks()[0])
-    return (ends[-1] - ends[WARM_UP_STEPS - 1]) / (LIVE_STEPS - WARM_UP_STEPS), tuple(peaks)
+    seconds = (ends[-1] - ends[WARM_UP_STEPS - 1]) / (LIVE_STEPS - WARM_UP_STEPS)
+    return seconds, tuple(peaks)
 
 
 def _compared(run: TrainingRun, peak: int, word: str) -> str:

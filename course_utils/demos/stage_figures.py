@@ -9,7 +9,8 @@ from ..figures.canvas import INK, MARGIN, WIDTH, Canvas, Figure, ink_on, text_wi
 from ..units import GB, format_bytes
 
 TYPE = 20.0  # pixels of the letters; the course's other pictures have 12
-BAR, STEP = 40.0, 62.0
+BAR = 40.0  # pixels of a bar's height
+STEP = 62.0  # pixels from one bar to the next
 
 
 def stage_bars(
@@ -34,9 +35,11 @@ def stage_bars(
     canvas.halo_text(x - 6, bottom + 8, f"GPU {format_bytes(room)}", 17, fill=OVER, text_anchor="end")
     shown = [kind for kind in COLOURS if any(row.get(kind, 0) > row.total / 50 for row in rows.values())]
     entries = [(kind, words(kind)) for kind in shown]
-    end = legend(
-        canvas, entries, bottom + 16, lambda x, y, a, kind: draw_swatch(canvas, x, y, a, a, kind), scale=1.5
-    )
+
+    def swatch(x: float, y: float, size: float, kind: str) -> None:
+        draw_swatch(canvas, x, y, size, size, kind)
+
+    end = legend(canvas, entries, bottom + 16, swatch, scale=1.5)
     told = "; ".join(_row_told(label, row, notes.get(label, "")) for label, row in rows.items())
     alt = f"{title}. {told}. The GPU has {format_bytes(room)}."
     return Figure(canvas.svg(end + 8, title, alt), alt)
@@ -49,16 +52,15 @@ def _row(
     x = left
     unit = "GB" if row.total >= GB else "MB"
     for part in segments_of(row):
+        width = part.size * scale
         tip = f"{part.name}: {format_bytes(part.size)}"
-        draw_swatch(
-            canvas, x, y, part.size * scale, BAR, part.kind, tip, data_kind=part.kind, data_bytes=part.size
-        )
+        look = {"data_kind": part.kind, "data_bytes": part.size}
+        draw_swatch(canvas, x, y, width, BAR, part.kind, tip, **look)
         shown = amount(part.size, unit, digits_for(part.size, unit))
-        if text_width(shown, 17) + 8 <= part.size * scale:
+        if text_width(shown, 17) + 8 <= width:
             ink = ink_on(COLOURS[part.kind])
-            middle = x + part.size * scale / 2
-            canvas.text(middle, y + BAR / 2 + 6, shown, 17, ink, text_anchor="middle")
-        x += part.size * scale
+            canvas.text(x + width / 2, y + BAR / 2 + 6, shown, 17, ink, text_anchor="middle")
+        x += width
     color = OVER if row.total > room else INK
     total = format_bytes(row.total)
     line = left + room * scale
@@ -70,13 +72,13 @@ def _row(
 def _row_told(label: str, row: MemoryBreakdown, note: str) -> str:
     parts = sorted(segments_of(row), key=lambda part: -part.size)[:3]
     kinds = ", ".join(f"{part.name} {format_bytes(part.size)}" for part in parts)
-    return f"{label or 'In all'} {format_bytes(row.total)} ({kinds}{f'; {note}' if note else ''})"
+    if note:
+        kinds += f"; {note}"
+    return f"{label or 'In all'} {format_bytes(row.total)} ({kinds})"
 
 
 def stage_segments(segments: Sequence[MemorySegment], title: str, room: int) -> Figure:
-    """The allocator's segments as bars, free parts hatched; at last what the driver has of `room`, the GPU's
-    bytes.
-    """
+    """The allocator's segments as bars, free parts hatched; last, what the driver has of the GPU's `room`."""
     canvas = Canvas()
     left = MARGIN + text_width("with the driver", TYPE) + 12
     canvas.text(MARGIN, 32, title, 24, font_weight="bold")
@@ -106,10 +108,11 @@ def _block(canvas: Canvas, x: float, y: float, block: MemoryBlock, scale: float)
         canvas.hatch(x, y, width, BAR, OVER, gap=10)
     name = _name(block)
     if text_width(name, TYPE) + 12 <= width:
-        canvas.halo_text(
-            x + width / 2, y + BAR / 2 + 7, name, TYPE, fill, fill=ink_on(fill), text_anchor="middle"
-        )
+        middle = x + width / 2
+        ink = ink_on(fill)
+        canvas.halo_text(middle, y + BAR / 2 + 7, name, TYPE, fill, fill=ink, text_anchor="middle")
 
 
 def _name(block: MemoryBlock) -> str:
-    return f"{block.name if block.is_allocated else 'free'}: {format_bytes(block.bytes)}"
+    name = block.name if block.is_allocated else "free"
+    return f"{name}: {format_bytes(block.bytes)}"

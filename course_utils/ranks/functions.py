@@ -1,6 +1,4 @@
-"""A function made ready to be called in other processes: by its name where it can be imported, else by its
-source.
-"""
+"""A function made ready for other processes: by its name where it can be imported, else by its source."""
 
 import builtins
 import dis
@@ -41,20 +39,16 @@ def packed(function: Callable[..., Any], keywords: dict[str, Any], folder: Path)
 
 
 def _source(function: Any) -> str:
-    """The text of a file that defines `function` and the functions next to it that it calls, and nothing
-    else.
-    """
+    """The text of a file that defines `function` and the functions next to it that it calls, no more."""
     needed = [function]
-    for one in needed:
+    for one in needed:  # which grows meanwhile, until no function calls another one
         needed += [other for other in _called(one) if other not in needed]
     above = "\n" * (function.__code__.co_firstlineno - 1)  # so that errors name the lines of the cell
     return above + "\n\n".join(map(_text, needed))
 
 
 def _called(function: Any) -> list[Any]:
-    """The functions of the same module that `function` uses. Raises TypeError for all else that it would
-    need.
-    """
+    """The functions of the same module that `function` uses. TypeError for all else that it would need."""
     name = function.__name__
     if name == "<lambda>":
         raise TypeError(f"a lambda cannot be sent to another process: {HOW}")

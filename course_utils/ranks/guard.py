@@ -17,13 +17,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-SET_PARENT_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36
-"""From linux/prctl.h: a signal for this process when its parent ends; orphans below become its own children.
-"""
+# From linux/prctl.h
+SET_PARENT_DEATH_SIGNAL = 1  # a signal for this process when its parent ends
+SET_CHILD_SUBREAPER = 36  # orphans below become its own children
 
-END_SECONDS = (
-    4.0  # Seconds in which what was killed has to be gone: a driver that hangs can hold a process longer
-)
+# Seconds in which what was killed has to be gone: a driver that hangs can hold a process longer.
+END_SECONDS = 4.0
 
 
 def main(parent: int, program: Sequence[str]) -> int:
@@ -67,8 +66,9 @@ def end_by(number: int) -> int:
 
 
 def end_children() -> None:
-    """Kill the children of this process until there are none: those of a child that ended have become its
-    own.
+    """Kill the children of this process until there are none.
+
+    Those of a child that ended have become its own.
     """
     end = time.monotonic() + END_SECONDS
     while time.monotonic() < end:
@@ -88,7 +88,8 @@ def children() -> list[int]:
     found = []
     for status in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # ended meanwhile
-            if int(status.read_text(errors="replace").rpartition(")")[2].split()[1]) == os.getpid():
+            fields = status.read_text(errors="replace").rpartition(")")[2].split()
+            if int(fields[1]) == os.getpid():
                 found.append(int(status.parent.name))
     return found
 

@@ -27,11 +27,10 @@ LAST_LINES = 12
 LONGEST_LINE = 500  # Characters of a line that a message repeats; a rank may print a whole tensor in one
 TAIL_BYTES = 100_000  # Of a file, as much as its last lines can be in; a rank may have printed gigabytes
 POLL_SECONDS = 0.05
-GRACE_SECONDS = (
-    5.0  # From a rank's failure to the end of all others; torchrun alone would wait 30 seconds for them
-)
+# From a rank's failure to the end of all others; torchrun alone would wait 30 seconds for them.
+GRACE_SECONDS = 5.0
 HOST = "127.0.0.1"
-# True where torchrun loads torch once for all ranks, which then start in half the time
+# True where torchrun loads torch once for all ranks, which then start in half the time.
 FORKS = sys.platform == "linux"
 BY_WHOM = (
     "by a person, by this computer because it ran out of memory (use fewer or smaller ranks), or by a crash"
@@ -39,8 +38,9 @@ BY_WHOM = (
 
 
 class RankFailed(RuntimeError):
-    """A rank failed, left no result, or they all took too long. Every process has ended; the message has its
-    words.
+    """A rank failed, left no result, or they all took too long.
+
+    Every process has ended; the message has its words.
     """
 
 
@@ -80,9 +80,8 @@ def run_ranks(
         with working(f"starting {world_size} ranks") as work:
             code = _run(command, folder, time.monotonic() + timeout_seconds, show, work)
         _check(code, Ranks(folder, called, world_size, timeout_seconds))
-        return [
-            json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(world_size)
-        ]
+        results = [folder / f"{rank}.json" for rank in range(world_size)]
+        return [json.loads(result.read_text(encoding="utf-8")) for result in results]
 
 
 def why_no_ranks() -> str:
@@ -105,9 +104,7 @@ def why_no_ranks() -> str:
 def _words(
     program: str | Path | Callable[..., Any], arguments: Sequence[str], keywords: dict[str, Any], folder: Path
 ) -> tuple[str, list[str]]:
-    """The program's name, and torchrun's words for it. `course_utils.ranks.worker` runs
-    it, and keeps watch.
-    """
+    """The program's name, and torchrun's words for it. `course_utils.ranks.worker` runs it and watches."""
     worker = ["-m", "course_utils.ranks.worker"]
     if callable(program):
         if arguments:
@@ -136,18 +133,25 @@ def _launcher(world_size: int, folder: Path) -> list[str]:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    paths = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    ours = {RESULTS: str(folder), CALLER: str(os.getpid()), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    # or a rank that ends soon after its start closes connections that a slower one is still waiting for
-    return os.environ | ours | {"PYTHONPATH": os.pathsep.join(paths), "TORCH_DIST_INIT_BARRIER": "1"}
+    paths = [str(Path(__file__).resolve().parents[2])]
+    given = os.environ.get("PYTHONPATH")
+    if given:
+        paths.append(given)
+    return os.environ | {
+        RESULTS: str(folder),
+        CALLER: str(os.getpid()),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONPATH": os.pathsep.join(paths),
+        # Without it a rank that ends soon closes connections that a slower one is still waiting for.
+        "TORCH_DIST_INIT_BARRIER": "1",
+    }
 
 
 def _run(
     command: list[str], folder: Path, deadline: float, show: Callable[[str], Any] | None, work: Work
 ) -> int | None:
-    """The launcher's exit code; None if it took too long. It writes to a file and has a
-    session of its own.
-    """
+    """The launcher's exit code; None if it took too long. It writes to a file, in a session of its own."""
     read: dict[Path, int] = {}
     with (folder / "launcher.log").open("wb") as said:
         launcher = subprocess.Popen(
@@ -161,9 +165,10 @@ def _run(
     try:
         while launcher.poll() is None and not _should_end(folder, deadline):
             _show(folder, read, show)
-            work.at(
-                0.0, work.words.replace("starting", "running") if any(folder.glob("*.pid")) else work.words
-            )
+            words = work.words
+            if any(folder.glob("*.pid")):
+                words = words.replace("starting", "running")
+            work.at(0.0, words)
             time.sleep(POLL_SECONDS)
         if any(folder.glob("*.error")):
             return 1
@@ -177,8 +182,10 @@ def _run(
 
 def _should_end(folder: Path, deadline: float) -> bool:
     """True if time is up, or a rank failed and the others had the time that they get to end by themselves."""
+    if time.monotonic() > deadline:
+        return True
     failed = [path.stat().st_mtime for path in folder.glob("*.error")]
-    return time.monotonic() > deadline or bool(failed and time.time() - min(failed) > GRACE_SECONDS)
+    return bool(failed) and time.time() - min(failed) > GRACE_SECONDS
 
 
 def _ask_where(folder: Path) -> None:
@@ -190,9 +197,7 @@ def _ask_where(folder: Path) -> None:
 
 
 def _end(launcher: subprocess.Popen[bytes], folder: Path) -> None:
-    """End the launcher and every rank, with all processes that ranks have started: within seconds, or give
-    up.
-    """
+    """End the launcher and every rank, with all processes that ranks started: within seconds, or give up."""
     if launcher.poll() is None:
         launcher.terminate()
     deadline = time.monotonic() + GRACE_SECONDS
@@ -207,20 +212,21 @@ def _end(launcher: subprocess.Popen[bytes], folder: Path) -> None:
 
 
 def _kill_ranks(folder: Path) -> bool:
-    """Kill each rank's process group, and say whether any was there. torchrun gives each rank a session of
-    its own.
+    """Kill each rank's process group, and say whether any was there.
+
+    torchrun gives each rank a session of its own.
     """
     groups = {int(path.read_text()) for path in folder.glob("*.pid")} - {0, 1, os.getpgrp()}
-    return sum(_signal(os.killpg, group, signal.SIGKILL) for group in groups) > 0
+    # Not any() of a generator, which would stop at the first.
+    killed = [_signal(os.killpg, group, signal.SIGKILL) for group in groups]
+    return any(killed)
 
 
 def _signal(send: Callable[[int, int], None], target: int, number: int) -> bool:
-    """True if there was anything to send a signal to; macOS says PermissionError of processes that have
-    ended.
-    """
+    """True if there was anything to send a signal to."""
     try:
         send(target, number)
-    except (ProcessLookupError, PermissionError):
+    except (ProcessLookupError, PermissionError):  # macOS says PermissionError of processes that have ended
         return False
     return True
 
@@ -228,8 +234,9 @@ def _signal(send: Callable[[int, int], None], target: int, number: int) -> bool:
 def _show(
     folder: Path, read: dict[Path, int], show: Callable[[str], Any] | None, ended: bool = False
 ) -> None:
-    """Show each line that a rank has printed after the bytes `read` of its file; at the end an unfinished one
-    too.
+    """Show each line that a rank has printed after the bytes `read` of its file.
+
+    Once the ranks have `ended`, show an unfinished line too.
     """
     if show is None:
         return
@@ -265,7 +272,7 @@ class Ranks(NamedTuple):
             return file.read().decode(errors="replace").replace(f"{self.folder}{os.sep}", "")
 
     def words(self, rank: int) -> str:
-        # first stdout, then stderr
+        # Reversed, as stdout comes first, then stderr.
         logs = sorted(self.folder.glob(f"logs/*/attempt_*/{rank}/std*.log"), reverse=True)
         return _last_lines("".join(self.read(str(log.relative_to(self.folder))) for log in logs))
 
@@ -281,29 +288,28 @@ def _check(code: int | None, ranks: Ranks) -> None:
 
 def _too_long(ranks: Ranks) -> str:
     took = (
-        f"the {ranks.world_size} ranks of {ranks.program} took more than {ranks.timeout_seconds:g} s and were"
-        " ended"
+        f"the {ranks.world_size} ranks of {ranks.program}"
+        f" took more than {ranks.timeout_seconds:g} s and were ended"
     )
-    unfinished = ranks.missing("done")
     if len(ranks.missing("pid")) == ranks.world_size:
         advice = "Give them more time, or see what torchrun says:"
         return f"{took} before any had started. {advice}\n{_last_lines(ranks.read('launcher.log'))}"
-    lines = [took + f". Not finished: {', '.join(f'rank {rank}' for rank in unfinished) or 'threads'}."]
+    unfinished = ranks.missing("done")
+    names = ", ".join(f"rank {rank}" for rank in unfinished) or "threads"
+    lines = [f"{took}. Not finished: {names}."]
     for rank in unfinished:
         where = program_lines(ranks.read(f"{rank}.where"))
-        lines.append(
-            f"rank {rank} {'was at ' + where if where else 'reported nothing'}. {_said(ranks.words(rank))}"
-        )
+        place = f"was at {where}" if where else "reported nothing"
+        lines.append(f"rank {rank} {place}. {_said(ranks.words(rank))}")
     lines.append(
-        "If it waits for another rank: do all ranks make the same calls, in the same order? If not: allow it "
+        "If it waits for another rank: do all ranks make the same calls, in the same order?"
+        " If not: allow it more, by timeout_seconds."
     )
-    return "\n".join(lines) + "more, by timeout_seconds."
+    return "\n".join(lines)
 
 
 def _failure(code: int, ranks: Ranks) -> str:
-    """Name the rank that failed first, with its last lines; or the launcher that was killed, ending all
-    ranks.
-    """
+    """The rank that failed first, with its last lines; or the launcher that was killed, ending all ranks."""
     if code < 0:
         return (
             f"torchrun, which runs the ranks of {ranks.program}, was killed by {signal_name(-code)}:"
@@ -312,8 +318,10 @@ def _failure(code: int, ranks: Ranks) -> str:
     said = ranks.read("launcher.log")
     found = re.findall(r"^ +rank *: (\d+) .*?^ +exitcode *: (-?\d+)", said, re.DOTALL | re.MULTILINE)
     codes = {int(rank): int(code) for rank, code in found}
+    # A rank that was killed left no error of its own. torchrun ends the others by SIGTERM.
     for rank, code in codes.items():
-        if code < 0 and code != -signal.SIGTERM and not (ranks.folder / f"{rank}.error").is_file():
+        has_error = (ranks.folder / f"{rank}.error").is_file()
+        if code < 0 and code != -signal.SIGTERM and not has_error:
             killed = f"rank {rank} of {ranks.program} was killed by {signal_name(-code)}: {BY_WHOM}."
             return f"{killed} {_said(ranks.words(rank))}"
     errors = sorted(ranks.folder.glob("*.error"), key=lambda path: path.stat().st_mtime_ns)
@@ -326,11 +334,10 @@ def _failure(code: int, ranks: Ranks) -> str:
 
 def signal_name(number: int) -> str:
     """The name of a signal, "signal 99" for one that has none here."""
-    return (
-        signal.Signals(number).name
-        if number in {known.value for known in signal.Signals}
-        else f"signal {number}"
-    )
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _said(words: str) -> str:
@@ -338,5 +345,8 @@ def _said(words: str) -> str:
 
 
 def _last_lines(text: str) -> str:
-    lines = text.strip().splitlines()[-LAST_LINES:]
-    return "\n".join(line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]} …" for line in lines)
+    lines = []
+    for line in text.strip().splitlines()[-LAST_LINES:]:
+        too_long = len(line) > LONGEST_LINE
+        lines.append(f"{line[:LONGEST_LINE]} …" if too_long else line)
+    return "\n".join(lines)

@@ -29,17 +29,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-RESULTS = "COURSE_RANK_RESULTS"  # Environment variable with the folder in which each rank leaves its result
-CALLER = (
-    "COURSE_RANK_CALLER"  # Environment variable with the process id of the caller, who waits for the results
-)
+# Environment variable with the folder in which each rank leaves its result
+RESULTS = "COURSE_RANK_RESULTS"
+# Environment variable with the process id of the caller, who waits for the results
+CALLER = "COURSE_RANK_CALLER"
 WATCH_SECONDS = 0.5
 
 
 def report(result: Any) -> None:
-    """Hand back this rank's result, anything that JSON can hold. Raises RuntimeError
-    outside of `run_ranks`.
-    """
+    """Hand back this rank's result, anything that JSON can hold. RuntimeError outside of `run_ranks`."""
     folder = os.environ.get(RESULTS)
     if folder is None:
         raise RuntimeError(
@@ -64,15 +62,17 @@ def report_on_gloo(program: Callable[[], Any], timeout_seconds: float = 1800.0) 
 
 
 def _hide_gpus() -> None:
-    """Let CUDA find no GPU: optimizers and meshes start it wherever there is one, though all tensors are on
-    the CPU.
+    """Let CUDA find no GPU.
+
+    Optimizers and meshes start CUDA wherever there is a GPU, though all tensors are on the CPU.
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def torchrun() -> None:
-    """Be torchrun, but fork each rank, on Linux alone: a Python that it starts anew takes seconds to load
-    torch.
+    """Be torchrun, but fork each rank (on Linux alone).
+
+    A Python that it starts anew takes seconds to load torch.
     """
     gc.disable()
     import torch
@@ -84,15 +84,19 @@ def torchrun() -> None:
     function = "".join(path.read_text(encoding="utf-8") for path in Path(os.environ[RESULTS]).glob("*.py"))
     if not function or re.search("optim|Parallel|fully_shard", function):
         import torch._dynamo  # or each rank would load it by itself
-    # or Python searches all this for cycles, as it loads and again as it ends: more than a second
+    # Otherwise Python searches all this for cycles, as it loads and again as it ends: more than a second.
     gc.freeze()
     gc.enable()
     SubprocessHandler._popen = _fork  # pyrefly: ignore [bad-assignment]
     # torchrun asks for GPUs, to bind ranks to the cores next to them. CUDA then refuses every call of a
     # forked rank.
     os.register_at_fork(after_in_child=partial(setattr, torch.cuda, "is_available", torch.cuda.is_available))
-    torch.cuda.is_available = lambda: False
+    torch.cuda.is_available = _no_gpu
     run.main(sys.argv[2:])
+
+
+def _no_gpu() -> bool:
+    return False
 
 
 def _fork(handler: Any, words: Sequence[str], environment: dict[str, str]) -> "subprocess.Popen[bytes]":
@@ -110,7 +114,7 @@ def _be_a_rank(words: list[str], environment: dict[str, str]) -> NoReturn:  # py
     """Do as a new Python would with these words, in a process that was forked from torchrun."""
     code = 1
     try:
-        # torchrun's sockets, and the pipe by which it waits for `exec`
+        # These are torchrun's sockets, and the pipe by which it waits for `exec`.
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         os.environ.clear()
         os.environ.update(environment)
@@ -159,7 +163,8 @@ def main() -> None:
     try:
         _run(*sys.argv[1:3])
     except BaseException as error:
-        if not (isinstance(error, SystemExit) and error.code in (None, 0)):
+        ended_well = isinstance(error, SystemExit) and error.code in (None, 0)
+        if not ended_well:
             leave(folder / f"{rank}.error", _traceback(error))
             raise
     leave(folder / f"{rank}.done", "")
@@ -176,14 +181,15 @@ def program_lines(where: str) -> str:
     """The lines of the program, innermost first, that a faulthandler's report of the main thread shows."""
     main_thread = where.rpartition("(most recent call first):")[2]
     frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', main_thread)
-    ours = [
-        f"{Path(file).name}, line {line}, in {name}"
-        for file, line, name in frames
-        if "site-packages" not in file
-        and not file.startswith((sys.base_prefix, "<frozen"))
-        and Path(file) != Path(__file__)
-    ]
+    ours = [f"{Path(file).name}, line {line}, in {name}" for file, line, name in frames if _is_program(file)]
     return ", called from ".join(ours[:2])
+
+
+def _is_program(file: str) -> bool:
+    """True for a file that is neither Python's, nor a package's, nor this one."""
+    if "site-packages" in file or file.startswith((sys.base_prefix, "<frozen")):
+        return False
+    return Path(file) != Path(__file__)
 
 
 def _run(kind: str, name: str) -> None:
@@ -202,8 +208,7 @@ def _call(function: dict[str, Any]) -> None:
     if function["file"]:
         found: dict[str, Any] = {"__name__": "rank_function"}
         source = Path(function["file"]).read_text(encoding="utf-8")
-        flags = __future__.annotations.compiler_flag
-        # types in its signature are left as text
+        flags = __future__.annotations.compiler_flag  # types in its signature are left as text
         exec(compile(source, function["file"], "exec", flags=flags), found)
     else:
         found = vars(importlib.import_module(function["module"]))
@@ -231,4 +236,7 @@ def _watch(folder: Path, launcher: int, caller: int) -> None:
 
 
 if __name__ == "__main__":
-    torchrun() if sys.argv[1] == "torchrun" else main()
+    if sys.argv[1] == "torchrun":
+        torchrun()
+    else:
+        main()
