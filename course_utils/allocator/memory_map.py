@@ -13,12 +13,15 @@ from ..units import GB, format_bytes, percent
 from .replay import MemoryBlock, MemorySegment, Replay, check_replay
 
 ROWS = 14  # of a map, unless its segments are few and alike: then each has a row of its own
-ROW_HEIGHT, ROW_STEP = 24, 29
+ROW_HEIGHT = 24  # pixels
+ROW_STEP = 29  # pixels from one row to the next
 FINEST = 3.0  # pixels: neighbors narrower than this are drawn as one, in the color of what most of them is
-
 WORTH_A_TIP = 12.0  # pixels: what is narrower is hard to point at, and thousands of tips make a picture large
 
-STUCK, WHOLE, BEYOND, UNKNOWN = "stuck", "cached", "beyond", "tensors"
+STUCK = "stuck"
+WHOLE = "cached"
+BEYOND = "beyond"
+UNKNOWN = "tensors"
 LOOKS = {kind: words(kind) for kind in KINDS} | {
     UNKNOWN: "tensors",
     STUCK: "free, but stuck between tensors",

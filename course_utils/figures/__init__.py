@@ -56,7 +56,9 @@ if TYPE_CHECKING:
 
 __all__ = ["COLOURS", "Figure", "Segment", "bars", "compare_bars", "lines", "stack", "timeline"]
 
-BAR_HEIGHT, GAP, LINE = 46, 16, 16  # pixels: of bars, between them, of words above them
+BAR_HEIGHT = 46  # pixels
+GAP = 16  # pixels between bars
+LINE = 16  # pixels of each line of words above a bar
 
 
 @reflowing
@@ -540,10 +542,7 @@ def bars(
     for index, (name, value) in enumerate(values.items()):
         y = top + above + step * index
         width = room * value / one / (largest or 1)
-        if canvas.narrow:
-            canvas.text(left, y - 6, named[name], 13)
-        else:
-            canvas.text(left - 10, y + 18, named[name], 13, text_anchor="end")
+        _bar_name(canvas, named[name], left, y)
         canvas.rect(left, y, width, 26, colors[name], f"{named[name]}: {shown[name]}", data_value=value)
         canvas.text(left + width + 8, y + 18, shown[name], 13, font_weight="bold")
     bottom = top + step * len(values)
@@ -564,6 +563,14 @@ def _bar_digits(largest: float) -> int:
     if largest >= 1000:
         return 0
     return 1 if largest >= 10 else 2
+
+
+def _bar_name(canvas: Canvas, name: str, left: float, y: float) -> None:
+    """The name of a bar at (`left`, `y`): above it in a narrow picture, else next to it."""
+    if canvas.narrow:
+        canvas.text(left, y - 6, name, 13)
+    else:
+        canvas.text(left - 10, y + 18, name, 13, text_anchor="end")
 
 
 def _bar_color(name: str, kind: str, highlight: str) -> str:

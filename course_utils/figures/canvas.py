@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 WIDTH = 880  # pixels: a figure with one layout is this wide, and scales down with its page
-WIDE, NARROW = 720, 400  # of a figure that reflows: its layout for a page, and for a phone or a small window
+WIDE = 720  # of a figure that reflows: its layout for a page
+NARROW = 400  # … and for a phone or a small window
 MARGIN = 16
 INK, QUIET, RULE, GRID = "#111111", "#555555", "#8A8A8A", "#E4E4E4"
 SCALES_DOWN = "max-width:100%;height:auto"

@@ -13,8 +13,12 @@ from urllib.parse import quote
 
 # a folder, or a part of the archive that the explorer's page imports from
 HERE = files(__name__.rpartition(".")[0])
-ON_DARK, ON_LIGHT, ON_DARKENED, ON_LIGHTENED = "#FFFFFE", "#111110", "#111112", "#FFFFFC"
-"""Inks of words on a color: a dark one, a light one, one that the dark theme darkens, and one it lightens."""
+
+# Inks of words on a color: white and near-black, with a last digit that tells a dark theme what to do.
+ON_DARK = "#FFFFFE"
+ON_LIGHT = "#111110"
+ON_DARKENED = "#111112"  # on a light color that the dark theme darkens
+ON_LIGHTENED = "#FFFFFC"  # on a dark color that it lightens
 
 DARK: dict[str, str] = json.loads(HERE.joinpath("dark.json").read_text(encoding="utf-8"))
 """The dark theme's color for each light one that differs there; all others stay."""

@@ -69,9 +69,7 @@ def timeline(
     first, last = _window(measurement, steps)
     curves = _shown_curves(measurement, first, last)
     totals = [sum(at) for at in zip(*curves.values(), strict=True)]
-    peak = measurement.peak_event
-    if not first <= peak <= last or totals[peak] < max(totals[first : last + 1]):
-        peak = max(range(first, last + 1), key=totals.__getitem__)
+    peak = _shown_peak(measurement, totals, first, last)
     canvas = Canvas()
     left = 52.0 if canvas.narrow else 66.0
     right = canvas.width - 26.0
@@ -122,6 +120,14 @@ def _shown_curves(measurement: Measurement, first: int, last: int) -> dict[str, 
     """Bytes by kind after each event, from the bottom up, of the kinds that are there in what is shown."""
     curves = {kind: [0, *curve] for kind, curve in measurement.timeline.curves().items()}
     return {kind: curves[kind] for kind in TIMELINE_ORDER if any(curves.get(kind, ())[first : last + 1])}
+
+
+def _shown_peak(measurement: Measurement, totals: Sequence[int], first: int, last: int) -> int:
+    """The event count of the peak: the measurement's own, unless what is shown has another one."""
+    peak = measurement.peak_event
+    if first <= peak <= last and totals[peak] >= max(totals[first : last + 1]):
+        return peak
+    return max(range(first, last + 1), key=totals.__getitem__)
 
 
 @dataclass(frozen=True)
