@@ -264,7 +264,7 @@ class Gathered:
 
     @cached_property
     def unsharded(self) -> int:
-        """The parameters as the block computes with them, each copied out of the buffer into its own tensor."""
+        """The parameters as the block computes with them, each a tensor copied out of the buffer."""
         return sum(self.whole(self.gathered_as))
 
     def whole(self, element: int) -> list[int]:
