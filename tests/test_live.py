@@ -32,11 +32,14 @@ SMALL = TrainingRun("gpt2", 2, 256)
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 MESSAGE = (
-    "CUDA out of memory. Tried to allocate 9.38 GiB. GPU 0 has a total capacity of 31.73 GiB of which 1.25"
-    " GiB is free. Process 4711 has 30.48 GiB memory in use. Of the allocated memory 29.90 GiB is allocated"
-    " by PyTorch, and 12.00 MiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is"
-    " large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See"
-    " documentation for Memory Management"
+    "CUDA out of memory. Tried to allocate 9.38 GiB. "
+    "GPU 0 has a total capacity of 31.73 GiB of which 1.25 GiB is free. "
+    "Process 4711 has 30.48 GiB memory in use. "
+    "Of the allocated memory 29.90 GiB is allocated by PyTorch, "
+    "and 12.00 MiB is reserved by PyTorch but unallocated. "
+    "If reserved but unallocated memory is large "
+    "try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  "
+    "See documentation for Memory Management"
 )
 """torch's message on a card of 32 GB (c10/cuda/CUDACachingAllocator.cpp)."""
 

@@ -457,11 +457,10 @@ def test_pieces_cost_one_more_product_with_the_head(chunks):
     counted = []
     for pieces in (1, chunks):
         with FlopCounterMode(display=False) as counter:
-            loss = (
-                chunked_loss(features, head, targets, pieces)
-                if pieces > 1
-                else loss_of(head(features), targets)
-            )
+            if pieces > 1:
+                loss = chunked_loss(features, head, targets, pieces)
+            else:
+                loss = loss_of(head(features), targets)
             loss.backward()
         counted.append(counter.get_total_flops())
     run = TrainingRun(tiny("gpt2", hidden=16, vocab=50), 2, 24, loss_chunks=chunks, attention="eager")
@@ -475,11 +474,10 @@ def test_upcast_logits_lose_nothing_after_the_head(chunks):
     exact = loss_of(head(features).double(), targets)
     errors = []
     for upcast in (True, False):
-        loss = (
-            chunked_loss(features, head, targets, chunks, upcast)
-            if chunks > 1
-            else loss_of(head(features), targets, upcast)
-        )
+        if chunks > 1:
+            loss = chunked_loss(features, head, targets, chunks, upcast)
+        else:
+            loss = loss_of(head(features), targets, upcast)
         errors.append(abs(loss.item() - exact.item()))
         assert loss.dtype == (torch.float32 if upcast else torch.bfloat16)
         assert all(

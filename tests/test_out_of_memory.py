@@ -18,9 +18,10 @@ from course_utils.units import GiB, KiB, MiB
 ROOT = Path(__file__).resolve().parents[1]
 
 ADVICE = (
-    " If reserved but unallocated memory is large try setting"
-    " PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for Memory"
-    " Management  (https://docs.pytorch.org/docs/stable/notes/cuda.html)"
+    " If reserved but unallocated memory is large"
+    " try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation. "
+    " See documentation for Memory Management "
+    " (https://docs.pytorch.org/docs/stable/notes/cuda.html)"
 )
 NEW = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 256.00 MiB. "
@@ -38,19 +39,22 @@ OTHERS = (
     "and 77.08 MiB is reserved by PyTorch but unallocated." + ADVICE
 )
 CONTAINER = (  # torch 2.1 to 2.2 in a container: its own process by a number, and "capacty"
-    "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.95 GiB. GPU 0 has a total capacty"
-    " of 14.75 GiB of which 1.66 GiB is free. Process 414660 has 13.09 GiB memory in use. Of the allocated"
-    " memory 10.09 GiB is allocated by PyTorch, and 1.92 GiB is reserved by PyTorch but unallocated. If"
-    " reserved but unallocated memory is large try setting max_split_size_mb to avoid fragmentation.  See"
-    " documentation for Memory Management and PYTORCH_"
+    "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.95 GiB. "
+    "GPU 0 has a total capacty of 14.75 GiB of which 1.66 GiB is free. "
+    "Process 414660 has 13.09 GiB memory in use. "
+    "Of the allocated memory 10.09 GiB is allocated by PyTorch, "
+    "and 1.92 GiB is reserved by PyTorch but unallocated. "
+    "If reserved but unallocated memory is large "
+    "try setting max_split_size_mb to avoid fragmentation.  "
+    "See documentation for Memory Management and PYTORCH_"
 )
 GRAPHS = (
-    "torch.OutOfMemoryError: CUDA out of memory. "
-    "Tried to allocate 2.00 MiB. GPU 0 has a total capacity of 23.64 GiB of which 1.00 MiB is free. "
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 MiB. "
+    "GPU 0 has a total capacity of 23.64 GiB of which 1.00 MiB is free. "
     "Including non-PyTorch memory, this process has 23.63 GiB memory in use. "
     "Of the allocated memory 22.50 GiB is allocated by PyTorch, "
-    "with 1.25 GiB allocated in private pools (e.g., "
-    "CUDA Graphs), and 31.80 MiB is reserved by PyTorch but unallocated." + ADVICE
+    "with 1.25 GiB allocated in private pools (e.g., CUDA Graphs), "
+    "and 31.80 MiB is reserved by PyTorch but unallocated." + ADVICE
 )
 FRACTION = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1024.00 MiB. "
@@ -67,23 +71,24 @@ WINDOWS = (
     "and 32.88 MiB is reserved by PyTorch but unallocated." + ADVICE
 )
 OLD = (  # torch 1.4 to 2.0
-    "RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 15.78 GiB total capacity; 14.56"
-    " GiB already allocated; 14.44 MiB free; 15.06 GiB reserved in total by PyTorch) If reserved memory is >>"
-    " allocated memory try setting max_split_size_mb to avoid fragmentation."
+    "RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB "
+    "(GPU 0; 15.78 GiB total capacity; 14.56 GiB already allocated; 14.44 MiB free; "
+    "15.06 GiB reserved in total by PyTorch) If reserved memory is >> allocated memory "
+    "try setting max_split_size_mb to avoid fragmentation."
 )
 OLDEST = (  # torch 1.0 to 1.3
-    "RuntimeError: CUDA out of memory. Tried to allocate 49.00 MiB (GPU 0; "
-    "3.95 GiB total capacity; 2.43 GiB already allocated; 17.81 MiB free; 81.24 MiB cached)"
+    "RuntimeError: CUDA out of memory. Tried to allocate 49.00 MiB "
+    "(GPU 0; 3.95 GiB total capacity; 2.43 GiB already allocated; 17.81 MiB free; 81.24 MiB cached)"
 )
 AMD = (
-    "torch.OutOfMemoryError: HIP out of memory. "
-    "Tried to allocate 978.00 MiB. GPU 0 has a total capacity of 15.98 GiB of which 630.00 MiB is free. "
+    "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 978.00 MiB. "
+    "GPU 0 has a total capacity of 15.98 GiB of which 630.00 MiB is free. "
     "Of the allocated memory 0 bytes is allocated by PyTorch, "
     "and 0 bytes is reserved by PyTorch but unallocated."
 )
 APPLE = (
-    "RuntimeError: MPS backend out of memory (MPS allocated: "
-    "17.25 GB, other allocations: 512.00 MB, max allowed: 18.00 GB). "
+    "RuntimeError: MPS backend out of memory "
+    "(MPS allocated: 17.25 GB, other allocations: 512.00 MB, max allowed: 18.00 GB). "
     "Tried to allocate 320.00 MB on private pool. Use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable it"
 )
 CPU = (
@@ -274,8 +279,8 @@ CAUSES = {
         "/var/spool/slurm_script: line 35: 2368403 Killed                  python train.py",
         "slurmstepd: error: Detected 1 oom_kill event in StepId=123456.batch.",
         (
-            "torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: "
-            "-9) local_rank: 0 (pid: 382608)"
+            "torch/distributed/elastic/multiprocessing/api.py:869] failed "
+            "(exitcode: -9) local_rank: 0 (pid: 382608)"
         ),
         "command terminated with exit code 137",
         "RuntimeError: DataLoader worker (pid 4711) is killed by signal: Killed.",

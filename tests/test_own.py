@@ -474,12 +474,10 @@ def test_a_scaler_that_torch_switched_off_is_named():
     parts = made()
     with pytest.warns(UserWarning) if not torch.cuda.is_available() else nullcontext():
         off = torch.amp.GradScaler("cuda", enabled=not torch.cuda.is_available())
-    notes = [
-        measure(
-            step=scaled, source="simulated", **parts | {"batch": (*parts["batch"], scaler)}
-        ).provenance.note
-        for scaler in (off, torch.amp.GradScaler("cpu"))
-    ]
+    notes = []
+    for scaler in (off, torch.amp.GradScaler("cpu")):
+        given = parts | {"batch": (*parts["batch"], scaler)}
+        notes.append(measure(step=scaled, source="simulated", **given).provenance.note)
     assert ["the GradScaler is off" in note for note in notes] == [True, False]
 
 

@@ -71,11 +71,8 @@ def training(steps: int = 2, layers: int = 6, operations: int = 8) -> Measuremen
     marks: list[Mark] = []
     for step in range(1, steps + 1):
         marks.append(Mark(len(changes), step, "forward"))
-        changes += (
-            [(25 * MB, "activations"), (40 * MB, "temporaries"), (-40 * MB, "temporaries")]
-            * layers
-            * operations
-        )
+        one = [(25 * MB, "activations"), (40 * MB, "temporaries"), (-40 * MB, "temporaries")]
+        changes += one * layers * operations
         marks.append(Mark(len(changes), step, "loss"))
         changes += [(900 * MB, "activations"), (700 * MB, "temporaries"), (-700 * MB, "temporaries")]
         marks.append(Mark(len(changes), step, "backward"))

@@ -108,11 +108,9 @@ def test_each_section_has_a_line_to_change(path: Path) -> None:
 def changeable(heading: str, codes: list[str]) -> bool:
     """True for a section whose code has something to change, and no line that says so."""
     plain = [code for code in codes if not _controls_alone(code)]
-    return (
-        bool(heading and plain)
-        and not CODELESS.match(heading)
-        and not re.search(r"# change this$", "\n".join(codes), re.MULTILINE)
-    )
+    if not heading or not plain or CODELESS.match(heading):
+        return False
+    return not re.search(r"# change this$", "\n".join(codes), re.MULTILINE)
 
 
 def _controls_alone(code: str) -> bool:
@@ -151,11 +149,8 @@ def test_the_last_recipe_saves_a_figure_and_a_restyled_one(alone: Path) -> None:
 def test_the_plain_code_of_the_tour_prints_what_it_says(
     alone: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = re.findall(
-        r"```python\n(import torch\n.+?)```",
-        (ROOT / "docs" / "commands.md").read_text(encoding="utf-8"),
-        re.DOTALL,
-    )[0]
+    text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    code = re.findall(r"```python\n(import torch\n.+?)```", text, re.DOTALL)[0]
     with_layer_freed = code.replace(
         "{torch.cuda.memory_allocated():,}", "{torch.cuda.memory_allocated() - before:,}"
     )

@@ -126,8 +126,8 @@ def test_however_a_task_ends_it_is_recorded_and_the_next_is_done(tmp_path, code,
 def test_a_task_that_hangs_is_ended_with_all_that_it_started_and_what_it_had_is_kept(tmp_path):
     code = (
         "import subprocess\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; "
-        "time.sleep(60)'], start_new_session=True)\n"
+        "child = subprocess.Popen("
+        "[sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True)\n"
         "send(part='first', child=child.pid)\n"
         "open(results, 'a').write('{\"part\": \"half')\n"
         "time.sleep(60)"

@@ -268,12 +268,11 @@ def build() -> ModuleType:
 def slices(build: ModuleType) -> dict[str, str]:
     """By cell with a widget, the code that the website would run."""
     paths = sorted((ROOT / "notebooks").glob("*.ipynb"))
-    return {
-        name: code
-        for path in paths
-        if path.stem != "demos"
-        for name, code in build.slices(json.loads(path.read_text(encoding="utf-8"))).items()
-    }
+    found: dict[str, str] = {}
+    for path in paths:
+        if path.stem != "demos":
+            found |= build.slices(json.loads(path.read_text(encoding="utf-8")))
+    return found
 
 
 def number(cell: str) -> str:

@@ -122,8 +122,10 @@ def test_every_file_is_made_and_named_with_what_is_left_to_say(
         f"{folder}/quiz.py",
         f"{folder}/quiz.toml",
         f"tests/test_lesson_{NEW.number}_checks.py",
-    } and changed == set(SHARED)
-    assert all(name in said for name in made | changed) and f"course_utils build {NEW.number}" in said
+    }
+    assert changed == set(SHARED)
+    assert all(name in said for name in made | changed)
+    assert f"course_utils build {NEW.number}" in said
     own = "".join((root / name).read_text(encoding="utf-8") for name in made)
     assert set(re.findall(r"(?<!\d)15(?!\d)|[Mm]y.lesson", own)) <= {NEW.number}
     assert (root / folder / "__init__.py").read_text(encoding="utf-8").startswith(f'"""Lesson {NEW.number}: ')

@@ -276,11 +276,8 @@ def test_two_guesses_in_a_cell_are_told_apart() -> None:
 
 def test_field_has_a_text_that_is_the_same_on_each_run() -> None:
     bundles = [Prediction("01.peak", "GB")._repr_mimebundle_() for _ in range(2)]
-    assert (
-        bundles[0]["text/plain"]
-        == bundles[1]["text/plain"]
-        == "Your guess, in GB: run this cell and type it in."
-    )
+    asks = "Your guess, in GB: run this cell and type it in."
+    assert [bundle["text/plain"] for bundle in bundles[:2]] == [asks, asks]
     assert "application/vnd.jupyter.widget-view+json" in bundles[0]
     lock_guess("01.peak", 41, "GB")
     locked = Prediction("01.peak", "GB")._repr_mimebundle_()

@@ -70,11 +70,9 @@ def test_nothing_says_the_answer_before_it_is_asked_for(
         said = ANSWER.findall(seen[number])
         for key, (answer, unit) in zip(keys(source, "reveal"), said, strict=True):
             plain = re.compile(rf"(?<![\d.,]){re.escape(answer + unit)}(?!\w)")
-            told = [
-                text
-                for text, code in list(zip(seen, sources, strict=True))[asked[key] : number]
-                if plain.search(text) and not keys(code, "waits_for")
-            ]
+            between = list(zip(seen, sources, strict=True))[asked[key] : number]
+            open_texts = [text for text, code in between if not keys(code, "waits_for")]
+            told = [text for text in open_texts if plain.search(text)]
             assert not told or key in GIVEN, f"{key} is {answer}{unit}: {told[0][:200]}"
 
 

@@ -76,13 +76,9 @@ class Statements:
                     self.known.add(argument.arg)
         if isinstance(node, ast.ClassDef) and any(map(self.of_torch, node.bases)):
             self.known |= {node.name, "self"}
-            self.known |= {
-                argument.arg
-                for each in ast.walk(node)
-                if isinstance(each, ast.FunctionDef)
-                for argument in each.args.args
-                if each.name == "forward"
-            }
+            for each in ast.walk(node):
+                if isinstance(each, ast.FunctionDef) and each.name == "forward":
+                    self.known |= {argument.arg for argument in each.args.args}
 
     def read(self, statements: list[ast.stmt]) -> None:
         for node in statements:
@@ -147,20 +143,16 @@ def words(path: Path) -> int:
     """Words of a lesson's text, without its code."""
     parts = re.split(r"(?m)^# %%(.*)$", path.read_text())
     text = " ".join(body for mark, body in zip(parts[1::2], parts[2::2], strict=True) if "[markdown]" in mark)
-    return len(
-        re.findall(
-            r"[^\W_]+(?:['’.,-][^\W_]+)*", re.sub(r"\]\([^)]*\)|^# ?|```.*?```", " ", text, flags=re.M | re.S)
-        )
-    )
+    prose = re.sub(r"\]\([^)]*\)|^# ?|```.*?```", " ", text, flags=re.M | re.S)
+    return len(re.findall(r"[^\W_]+(?:['’.,-][^\W_]+)*", prose))
 
 
 def counted(path: Path) -> tuple[int, int]:
     """A lesson's statements, and how many of them call torch."""
     found = Statements()
     for cell in cells(path):
-        found.read(
-            ast.parse("\n".join(line for line in cell.splitlines() if not line.startswith(("%", "!")))).body
-        )
+        lines = [line for line in cell.splitlines() if not line.startswith(("%", "!"))]
+        found.read(ast.parse("\n".join(lines)).body)
     return found.all, found.torch
 
 

@@ -79,14 +79,8 @@ def watched(python: str, path: Path, arguments: str = "") -> tuple[str, str, str
         try:
             ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
         except subprocess.TimeoutExpired:
-            return (
-                name,
-                "-",
-                "-",
-                "-",
-                float(LIMIT),
-                f"stopped: it had not taken two steps after {LIMIT} seconds",
-            )
+            said = f"stopped: it had not taken two steps after {LIMIT} seconds"
+            return name, "-", "-", "-", float(LIMIT), said
         seconds = time.monotonic() - began
         if ended.returncode:
             said = [line for line in ended.stderr.splitlines() if line.startswith(path.name)] or [

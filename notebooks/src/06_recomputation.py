@@ -57,8 +57,10 @@ from course_utils.lessons.recomputation.schedules import keep_every, keep_none
 n = 48  # change this
 none = keep_none(n)
 print(f"formula: {n} + {n}·{n + 1}/2 = {n + n * (n + 1) // 2:,} runs; counted: {none.forwards:,}")
-work = (none.forwards + 2 * n) / (3 * n)
-print(f"at most {none.memory} values kept; if b costs two f, {work:.1f} times the work")
+print(
+    f"at most {none.memory} values kept; "
+    f"if b costs two f, {(none.forwards + 2 * n) / (3 * n):.1f} times the work"
+)
 reveal("06.none", none.forwards, unit="runs")
 
 # %% [markdown]
@@ -193,10 +195,14 @@ curves = {
     "estimated peak": (ks, [by_k[k].total / 1e9 for k in ks]),
     "(L/k + c·k) checkpoints": (ks, [checkpoint_gb * memory_every(L, k, c) for k in ks]),
 }
-blocks = f"{best} blocks per checkpoint"
-title = f"Loss in one piece: the peak is lowest with {blocks}, √48 ≈ 7 is too many"
-source = "estimated from formulas"
-lines(curves, title, "k, blocks per checkpoint", "GB", log_x=True, provenance=source)
+lines(
+    curves,
+    f"Loss in one piece: the peak is lowest with {best} blocks per checkpoint, √48 ≈ 7 is too many",
+    "k, blocks per checkpoint",
+    "GB",
+    log_x=True,
+    provenance="estimated from formulas",
+)
 
 # %%
 print(f"the formula is lowest at k = {best_interval(L, c)}, near √(L/c) = {(L / c) ** 0.5:.1f}")
@@ -368,8 +374,11 @@ from course_utils.figures import stack
 gpt2 = TrainingRun("gpt2", micro_batch=8, seq_len=1024, precision="bf16-master")
 policies = ("none", "selective-attention", "selective", "full", "every-3", "offload")
 steps = {name: measure(gpt2.replace(recompute=name)) for name in policies}
-title = "Recomputation removes most activations; the states stay"
-stack(steps, title, provenance=str(steps["none"].provenance))
+stack(
+    steps,
+    "Recomputation removes most activations; the states stay",
+    provenance=str(steps["none"].provenance),
+)
 
 # %%
 for name, real in steps.items():
@@ -520,10 +529,8 @@ from course_utils.lessons.recomputation.policies import added_percent
 
 step = xl.replace(loss_chunks=1)  # change this
 names = ("none", "selective", "full", f"every-{best}", "sqrt")
-points = {}
-for name in names:
-    run = step.replace(recompute=name)
-    points[name] = (added_percent(run), estimate(run).total)
+runs = {name: step.replace(recompute=name) for name in names}
+points = {name: (added_percent(run), estimate(run).total) for name, run in runs.items()}
 lowest = min(points, key=lambda name: points[name][1])
 title = f"GPT-2 XL, loss_chunks={step.loss_chunks}: the peak is lowest with recompute={lowest}"
 pareto(points, title, provenance="estimated peaks, FLOPs of matrix products by formula")
@@ -553,9 +560,8 @@ for what, size in {"all activations": moved, "only checkpoints": checkpoints}.it
     print(f"{what}: {format_bytes(size, 'GB', 1)} go to the host and come back in every step")
     for name, (card, rate) in links.items():
         copy, forward = size / rate, step_seconds(xl, card)["model"] / 3
-        speed = "even at the card's peak"
-        if copy > forward:
-            speed = f"at {forward / copy:.0%} of the peak or slower"
+        slower = f"at {forward / copy:.0%} of the peak or slower"
+        speed = "even at the card's peak" if copy <= forward else slower
         print(
             f"  {name:13s} one way {copy:.2f} s, "
             f"forward at the peak {forward:.2f} s: it hides {speed}"
@@ -761,8 +767,9 @@ from course_utils.lessons.recomputation.figures import pareto_front
 
 points = {name: (100 * (ms / none - 1), peaks[name]) for name, ms in times.milliseconds.items()}
 title = f"GPT-2 medium, recorded: the front in time is {', '.join(pareto_front(points))}"
-cost = "time added, in percent of the step's"
-pareto(points, title, cost=cost, provenance="recorded on NVIDIA H200")
+pareto(
+    points, title, cost="time added, in percent of the step's", provenance="recorded on NVIDIA H200"
+)
 
 # %% [markdown]
 # **Full** repeats less than a third of the arithmetic: the head, the loss and the update do not run again. Yet it
