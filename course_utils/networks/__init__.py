@@ -19,8 +19,7 @@ def build_network(model: TransformerConfig, attention: str, recompute: str = "no
 
 
 def network_for(run: TrainingRun) -> Transformer:
-    """The network that `run` trains, on torch's current default device, in the number formats of its
-    precision.
+    """The network that `run` trains, on torch's default device, in the number formats of its precision.
 
     With LoRA its weights are frozen, in `frozen_bits` where that is given: then it is built in 16 bits from
     the start, so that a large model needs no more than that. LoRA's factors are of the precision's own type.

@@ -1,5 +1,6 @@
-"""Causal attention of (b, a, s, h/a) heads: rotary positions, and the kernel, written out or one of torch's
-own.
+"""Causal attention of (b, a, s, h/a) heads: rotary positions, and the kernel.
+
+It is written out or one of torch's own.
 """
 
 import math
@@ -11,8 +12,9 @@ Rotation = tuple[torch.Tensor, torch.Tensor]
 
 
 def rotation(tokens: torch.Tensor, head_size: int, theta: float, dtype: torch.dtype) -> Rotation:
-    """Cosine and sine (s, h/a) of every position's angles (Su et al. 2021), computed in fp32 and kept in
-    `dtype`.
+    """Cosine and sine (s, h/a) of every position's angles, computed in fp32 and kept in `dtype`.
+
+    Su et al. 2021.
     """
     s = tokens.size(1)
     device = tokens.device
@@ -58,8 +60,9 @@ def eager_attention(
 def fused_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kernel: str, dropout: float, repeat: bool = False
 ) -> torch.Tensor:
-    """The same in one kernel, which writes no s×s matrix; the efficient one wants keys
-    and values repeated.
+    """The same in one kernel, which writes no s×s matrix.
+
+    The efficient one wants keys and values repeated.
     """
     if repeat or kernel == "efficient":
         k, v = full_width(q, k, v)

@@ -38,8 +38,9 @@ class MLP(nn.Module):
 
 
 class Experts(nn.Module):
-    """E MLPs and a router (Jiang et al. 2024, Mixtral): (b, s, h) to the sum of each token's k experts,
-    weighted.
+    """E MLPs and a router: (b, s, h) to the sum of each token's k experts, weighted.
+
+    Jiang et al. 2024 (Mixtral).
 
     The load is balanced by force, so that no shape depends on the data: the (token, choice) pairs are sorted
     by the expert that was chosen and cut into E equal pieces of b·s·k/E, rounded. A pair near a cut is

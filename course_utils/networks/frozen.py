@@ -1,5 +1,6 @@
-"""Frozen weights stored in 16, 8 or 4 bits, and made 16-bit again for each product, in forward and in
-backward.
+"""Frozen weights stored in 16, 8 or 4 bits, and made 16-bit again for each product.
+
+That happens in forward and in backward.
 
 Eight bits: whole numbers from −127 to 127 and one fp32 scale for each output row (absmax; Dettmers et al.
 2022, "LLM.int8()"). Four bits: NF4 (Dettmers et al. 2023, QLoRA): the nearest of 16 values for each number,
@@ -19,8 +20,9 @@ NF4_BLOCK = 64  # Numbers that share one scale
 
 @lru_cache(maxsize=1)
 def nf4_code() -> tuple[float, ...]:
-    """NF4's 16 values from −1 to 1: quantiles of the normal distribution, evenly spaced in probability, over
-    the last.
+    """NF4's 16 values from −1 to 1: quantiles of the normal distribution over the last of them.
+
+    They are evenly spaced in probability.
 
     Eight probabilities from δ to ½ and nine from ½ to 1 − δ share the ½, so that zero is exact; δ is the mean
     of 1/32 and 1/30 (Dettmers et al. 2023, section 3, as Yoshida 2023 writes it out).
@@ -39,8 +41,9 @@ def quantize_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def quantize_nf4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(uint8, two codes to a byte, and fp32 scales, one for 64 numbers); the last block is filled up with
-    zeros.
+    """(uint8, two codes to a byte, and fp32 scales, one for 64 numbers).
+
+    The last block is filled up with zeros.
     """
     flat = weight.float().flatten()
     blocks = F.pad(flat, (0, -flat.numel() % NF4_BLOCK)).view(-1, NF4_BLOCK)
@@ -52,9 +55,7 @@ def quantize_nf4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def pack(codes: torch.Tensor) -> torch.Tensor:
-    """Whole numbers below 16, an even count of them, two to a byte; the first of each
-    two is the higher half.
-    """
+    """An even count of whole numbers below 16, two to a byte; the first of each two is the higher half."""
     first, second = codes.to(torch.uint8).view(-1, 2).unbind(dim=1)
     return first * 16 + second
 
@@ -121,8 +122,9 @@ class _Product(torch.autograd.Function):
 
 
 def freeze(network: nn.Module, bits: int, dtype: torch.dtype) -> None:
-    """Freeze `network`: the blocks' matrices in `bits` (16, 8 or 4), all else in the 16-bit `dtype` of the
-    products.
+    """Freeze `network`: the blocks' matrices in `bits` (16, 8 or 4), all else in the 16-bit `dtype`.
+
+    Products compute in `dtype`.
     """
     modules = network.get_submodule("blocks").modules()
     layers = [(module, name, layer) for module in modules for name, layer in module.named_children()]

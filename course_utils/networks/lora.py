@@ -1,6 +1,4 @@
-"""LoRA (Hu et al. 2022): each chosen weight is frozen, and a product of two thin matrices is trained next to
-it.
-"""
+"""LoRA (Hu et al. 2022): a weight is frozen, and a product of two thin matrices trained next to it."""
 
 import math
 from collections.abc import Sequence

@@ -9,8 +9,9 @@ from torch.utils.checkpoint import checkpoint
 
 
 def loss_of(logits: torch.Tensor, targets: torch.Tensor, upcast: bool = False) -> torch.Tensor:
-    """Mean cross-entropy of `logits` (b, s, V), copied to fp32 first if `upcast`,
-    against `targets` (b, s).
+    """Mean cross-entropy of `logits` (b, s, V) against `targets` (b, s).
+
+    Logits are copied to fp32 first if `upcast`.
     """
     logits = logits.flatten(0, 1)
     return F.cross_entropy(logits.float() if upcast else logits, targets.flatten())
@@ -23,8 +24,9 @@ def chunked_loss(
     chunks: int,
     upcast: bool = False,
 ) -> torch.Tensor:
-    """The mean cross-entropy of `head(features)`, features (b, s, h), the tokens cut into `chunks` equal
-    pieces.
+    """The mean cross-entropy of `head(features)`, the tokens cut into `chunks` equal pieces.
+
+    Features are (b, s, h).
 
     The last piece may be smaller. Each is a checkpoint: its logits are made, used and dropped in forward, and
     made again in backward. So b·s·V/chunks logits exist at a time instead of b·s·V, for one more product with
@@ -47,7 +49,8 @@ def _share(
     tokens: int,
     upcast: bool,
 ) -> torch.Tensor:
-    """The contribution of a piece to the mean: in fp16 the sum of a few thousand losses would already be
-    infinite.
+    """The contribution of a piece to the mean.
+
+    In fp16 the sum of a few thousand losses would already be infinite.
     """
     return F.cross_entropy(head(piece).float() if upcast else head(piece), wanted) * (wanted.numel() / tokens)

@@ -35,8 +35,9 @@ SMALLEST_TO_OFFLOAD = 2**20
 def run_blocks(
     blocks: Iterable[nn.Module], x: torch.Tensor, shared: tuple[Any, ...], recompute: str
 ) -> torch.Tensor:
-    """The output of all blocks, each called as `block(x, *shared)`, keeping for backward what `recompute`
-    says.
+    """The output of all blocks, keeping for backward what `recompute` says.
+
+    Each is called as `block(x, *shared)`.
     """
     if recompute == "offload":
         matrices = {
@@ -59,8 +60,9 @@ def run_blocks(
 
 
 def attention_core(core: Callable[..., torch.Tensor], recompute: str, *arguments: Any) -> torch.Tensor:
-    """`core(*arguments)`; with "selective-attention" only q, k, v are kept (Korthikanti et al. 2022, section
-    5).
+    """`core(*arguments)`; with "selective-attention" only q, k, v are kept.
+
+    Korthikanti et al. 2022, section 5.
     """
     if recompute == "selective-attention":
         return checkpoint(core, *arguments, use_reentrant=False)
@@ -129,9 +131,7 @@ class HostCopy:
         self.back: ref[torch.UntypedStorage] | None = None
 
     def on_device(self) -> torch.Tensor:
-        """The whole storage on its device again: a new copy, or the one that another saved tensor is still
-        using.
-        """
+        """The whole storage on its device again: a new copy, or one that another tensor still uses."""
         there = self.back() if self.back is not None else None
         if there is not None:
             return _tensor_on(there, torch.empty(0, dtype=self.host.dtype, device=self.device))

@@ -56,9 +56,7 @@ class Transformer(nn.Module):
         return F.dropout(x, self.model.dropout)
 
     def shared(self, tokens: torch.Tensor, x: torch.Tensor) -> tuple[Rotation | None, torch.Tensor | None]:
-        """Arguments of every block next to its input: the rotation of positions, and the mask of eager
-        attention.
-        """
+        """Arguments of every block next to its input: positions' rotation, and eager attention's mask."""
         by = None
         if self.model.positions == "rotary":
             device = x.device.type  # cosines in fp32 would make q and k fp32 where autocast is on
@@ -70,8 +68,9 @@ class Transformer(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then an MLP or a mixture of them, each on a normed copy of the residual stream that it adds
-    to.
+    """Attention, then an MLP or a mixture of them, each on a normed copy of the residual stream.
+
+    Each adds its result to the stream.
     """
 
     def __init__(self, model: TransformerConfig, kernel: str, recompute: str = "none") -> None:
@@ -87,8 +86,9 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal attention of a heads, whose keys and values may be shared by groups of them (Ainslie et al.
-    2023).
+    """Causal attention of a heads, whose keys and values may be shared by groups of them.
+
+    Ainslie et al. 2023.
     """
 
     def __init__(self, model: TransformerConfig, kernel: str, recompute: str = "none") -> None:
@@ -125,17 +125,16 @@ class Attention(nn.Module):
         return F.dropout(self.out(y.transpose(1, 2).reshape(b, s, h)), self.dropout)
 
     def project(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Queries (b, s, h), keys and values (b, s, kv): views of one product where one matrix makes all
-        three.
-        """
+        """Queries (b, s, h), keys and values (b, s, kv): views of one product where one matrix makes all."""
         if self.fused:
             return self.qkv(x).split(self.widths, dim=2)
         return self.q(x), self.k(x), self.v(x)
 
 
 def norm(model: TransformerConfig) -> nn.Module:
-    """The model's norm of h elements; torch's RMSNorm has a weight only, its LayerNorm a bias where the model
-    has.
+    """The model's norm of h elements.
+
+    torch's RMSNorm has a weight only, its LayerNorm a bias where the model has.
     """
     if model.norm == "layernorm":
         return nn.LayerNorm(model.hidden, bias=bool(model.bias))

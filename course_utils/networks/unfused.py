@@ -1,5 +1,6 @@
-"""GELU and RMSNorm in single operations, as transformers writes GPT-2's and Llama's: the same numbers, more
-tensors.
+"""GELU and RMSNorm in single operations, as transformers writes GPT-2's and Llama's.
+
+The numbers are the same, the tensors more.
 """
 
 import math

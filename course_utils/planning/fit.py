@@ -1,6 +1,4 @@
-"""Make a training run fit a GPU: `fit` looks through the choices for the one that loses least time, and says
-how.
-"""
+"""Make a training run fit a GPU: `fit` finds the choices that lose least time, and says how."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -50,8 +48,9 @@ MAY_CHANGE: dict[str, tuple[dict[str, Any], ...]] = {
 
 @dataclass(frozen=True)
 class Candidate:
-    """A configuration: its run, the bytes of its estimated peak, the seconds a step loses; on a path, what
-    changed.
+    """A configuration: its run, the bytes of its estimated peak, the seconds that a step loses.
+
+    On a path `what` says what changed.
     """
 
     run: TrainingRun
@@ -66,8 +65,10 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Plan:
-    """The result of `fit`: `best` is None if nothing fits. `tried` are all estimated configurations;
-    `covered` counts those that were decided, some because a smaller one of their kind was already too large.
+    """The result of `fit`: `best` is None if nothing fits.
+
+    `tried` are all estimated configurations; `covered` counts those that were decided, some because a smaller
+    one of their kind was already too large.
     """
 
     start: TrainingRun
@@ -83,8 +84,9 @@ class Plan:
 
     @cached_property
     def path(self) -> tuple[Candidate, ...]:
-        """From the run as it was asked for to the best (or the nearest), one choice at a time, the cheapest
-        first.
+        """From the run as it was asked for to the best (or the nearest), one choice at a time.
+
+        The cheapest comes first.
         """
         return tuple(_path(self.start, (self.best or self.nearest).run, self.card))
 
@@ -132,8 +134,9 @@ def fit(
 
 
 def arrange(run: TrainingRun, card: Gpu, may_change: Sequence[str] = ()) -> Plan:
-    """`fit` for a run that is there already: the same model, tokens, global batch and ranks, arranged to fit
-    `card`.
+    """`fit` for a run that is there already, arranged to fit `card`.
+
+    The model, the tokens, the global batch and the ranks stay the same.
 
     Branch and bound: for each set of choices the largest micro-batch that fits is found by bisection, as
     memory grows and the time lost shrinks with it; a set that would lose more than the best even with the
@@ -213,8 +216,9 @@ def _shardings(run: TrainingRun) -> list[dict[str, Any]]:
 
 
 def precision_at(stage: int, name: str, before: int) -> str:
-    """The recipe that learns at ZeRO's `stage` what `name` learned at stage `before`: `FSDP_POLICY` or
-    autocast.
+    """The recipe that learns at ZeRO's `stage` what `name` learned at stage `before`.
+
+    It is `FSDP_POLICY`'s or autocast.
     """
     if stage > 1:
         return FSDP_POLICY.get(name, name)
@@ -232,8 +236,9 @@ def _resized(run: TrainingRun, micro_batch: int) -> TrainingRun:
 def _largest_that_fits(
     shape: TrainingRun, sizes: list[int], card: Gpu, tried: list[Candidate]
 ) -> Candidate | None:
-    """The largest of `sizes` for which `shape` fits; None if none does. What is estimated is added to
-    `tried`.
+    """The largest of `sizes` for which `shape` fits; None if none does.
+
+    What is estimated is added to `tried`.
     """
     if _floor(shape) * SAFETY > card.room:
         return None
@@ -274,8 +279,9 @@ def _floor(run: TrainingRun) -> int:
 
 
 def _path(start: TrainingRun, target: TrainingRun, card: Gpu) -> Iterator[Candidate]:
-    """One group of choices after another: first what costs no time, then what saves most bytes for a second
-    lost.
+    """One group of choices after another.
+
+    First comes what costs no time, then what saves most bytes for a second lost.
     """
     now = Candidate(start, estimate(start).total, lost_seconds(start, card), "as asked for")
     yield now

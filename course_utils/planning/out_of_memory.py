@@ -1,5 +1,6 @@
-"""Read an out-of-memory message of PyTorch: what was full, the likely cause, three changes and the lesson for
-each.
+"""Read an out-of-memory message of PyTorch.
+
+The answer is what was full, the likely cause, three changes and the lesson for each.
 
 out_of_memory.toml has the words to look for, and the texts of the answers.
 """
@@ -45,8 +46,9 @@ class OutOfMemory:
 
     @property
     def parts(self) -> dict[str, int]:
-        """Bytes of the card by kind, none if the message does not say. Windows may lend more than the card
-        has.
+        """Bytes of the card by kind, none if the message does not say.
+
+        Windows may lend more than the card has.
         """
         if not {"total", "free", "allocated"} <= self.sizes.keys():
             return {}
@@ -102,8 +104,9 @@ class Diagnosis:
 
 
 def parse(text: str) -> OutOfMemory:
-    """The last out-of-memory message in a text, such as a paste or a log. Raises
-    ValueError if there is none.
+    """The last out-of-memory message in a text, such as a paste or a log.
+
+    Raises ValueError if there is none.
     """
     text = re.sub(r"\x1b\[[0-9;]*m|\0", "", text)
     kind, mark = _last_mark(text)
@@ -219,9 +222,7 @@ def _cause_by_lines(failure: OutOfMemory) -> tuple[str, str]:
 
 
 def _phase(lines: tuple[str, ...]) -> tuple[str, str]:
-    """The moment that the innermost telling line of a traceback names, and that line;
-    ("", "") if none does.
-    """
+    """The moment that the innermost telling line of a traceback names, and that line; else ("", "")."""
     near = ("loss", "attention")
     far = ("states", "step", "gather", "load", "backward", "forward")
     for names, some in ((near, lines[-INNERMOST:]), (far, lines)):
