@@ -35,8 +35,10 @@ from .traces import Process, in_one_process, trace_of
 
 # --------------------------------------------------------------------------------------------------
 # 10.1: peaks
-PEAK, FLAT = "peak allocated", "max_memory_allocated, never reset"
-AFTER, KEPT = "memory_allocated after the step", "memory_reserved after the step"
+PEAK = "peak allocated"
+FLAT = "max_memory_allocated, never reset"
+AFTER = "memory_allocated after the step"
+KEPT = "memory_reserved after the step"
 SMALL = TransformerConfig("small", "gpt2", 2, hidden=128, heads=4, vocab=4000, max_positions=128)
 
 TRAININGS: tuple[tuple[Callable[[], nn.Module], Callable[[int], torch.Tensor], tuple[int, ...]], ...] = (

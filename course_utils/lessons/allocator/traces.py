@@ -65,7 +65,8 @@ def reasons(replayed: Replay) -> list[str]:
 
 def _from_driver(calls: Sequence[DriverCall]) -> str:
     """What the driver gave for a request, and took back for it; "" where it was not called."""
-    taken, given_back = (sum(call.bytes for call in calls if TAKEN[call.action] == sign) for sign in (1, -1))
+    taken = sum(call.bytes for call in calls if TAKEN[call.action] == 1)
+    given_back = sum(call.bytes for call in calls if TAKEN[call.action] == -1)
     if not taken:
         return ""
     words = f"no free block holds it, so the driver gives {spelled(taken)}"

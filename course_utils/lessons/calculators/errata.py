@@ -26,7 +26,8 @@ from ..parameters.counting import GPT2_PAPER
 from .calculators import states_of
 
 PAGE = ROOT / "docs" / "errata.md"
-_gb, _gib = (partial(format_bytes, unit=unit, digits=1) for unit in ("GB", "GiB"))
+_gb = partial(format_bytes, unit="GB", digits=1)
+_gib = partial(format_bytes, unit="GiB", digits=1)
 
 XL = TrainingRun("gpt2-xl", 32, 1024, "bf16-master")
 FULL = XL.replace(recompute="full")
@@ -75,9 +76,8 @@ def _numbers() -> Iterator[tuple[str, Mapping[str, Any]]]:
     sizes = each(_gb, root=root, checkpoints=checkpoints, live=live, softmax=softmax)
     yield "square_root", sizes | {"rest": _gb(there["activations"], digits=2)}
 
-    full_flash, full_eager = (
-        activation_bytes(FULL.replace(attention=kernel)) for kernel in ("flash", "eager")
-    )
+    full_flash = activation_bytes(FULL.replace(attention="flash"))
+    full_eager = activation_bytes(FULL.replace(attention="eager"))
     yield "half_of_activations", each(percent, flash=1 - full_flash / flash, eager=1 - full_eager / eager)
 
     shares = {}
@@ -125,10 +125,8 @@ def _numbers() -> Iterator[tuple[str, Mapping[str, Any]]]:
     begin, end = (step[name]["activations"] for name in ("end of forward", "optimizer step"))
     yield "until_the_step", {"begin": _gb(begin), "end": format_bytes(end)}
 
-    foreach, fused = (
-        moments(autocast.replace(optimizer=f"adamw-{how}"))["optimizer step"]["temporaries"]
-        for how in ("foreach", "fused")
-    )
+    steps = [moments(autocast.replace(optimizer=f"adamw-{how}")) for how in ("foreach", "fused")]
+    foreach, fused = (step["optimizer step"]["temporaries"] for step in steps)
     peaks = each(_peak, peak=autocast, in_16=autocast.replace(loss_chunks=16))
     yield "residual", {"foreach": _gb(foreach), "fused": format_bytes(fused)} | peaks
 
@@ -150,10 +148,9 @@ def _numbers() -> Iterator[tuple[str, Mapping[str, Any]]]:
     first = next(n for n in range(1, 300) if n * n > largest)
     yield "overflow", {"square": 255 * 255, "largest": largest, "first": first}
 
-    log_softmax, copy = (
-        one.size // (XL.seq_len * XL.micro_batch * XL.model.vocab)
-        for one in loss_saved(XL.replace(precision="amp-bf16"))[:2]
-    )
+    logits = XL.seq_len * XL.micro_batch * XL.model.vocab
+    saved_tensors = loss_saved(XL.replace(precision="amp-bf16"))[:2]
+    log_softmax, copy = (one.size // logits for one in saved_tensors)
     yield "float32_loss", {"log_softmax": log_softmax, "copy": copy}
 
     small = PRESETS["gpt2"]

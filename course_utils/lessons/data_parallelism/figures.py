@@ -9,7 +9,8 @@ from ...figures.axes import stop, ticks
 from ...figures.canvas import INK, MARGIN, QUIET, RULE, Canvas, ink_on, reflowing, sentence, text_width, wrap
 from .links import Band
 
-SENT, CELL = COLOURS["communication"], 40.0
+SENT = COLOURS["communication"]
+CELL = 40.0
 GREENS = ("#FFFFFF", "#E3F4EC", "#BFE6D5", "#8CCFB4", "#4FAF8A", "#12805C", "#00543B")
 """White for nothing, then darker with each contribution."""
 SERVER_STEPS = (
@@ -96,14 +97,7 @@ def ring_figure(recorded: Sequence[Sequence[Sequence[int]]], step: int) -> Figur
     digits = 11 if canvas.narrow else 14
     wide = min(96.0, max(0.54 * pitch, text_width("1" * ranks, digits) + 6))
     _ring_parts(canvas, held, top, pitch, wide, digits)
-    for sender, part, receiver in sent:
-        y = top + 29 + CELL * part
-        left = MARGIN + pitch * (sender + 0.5) + wide / 2 + 3
-        right = MARGIN + pitch * (receiver + 0.5) - wide / 2 - 3
-        if left > right:  # the last rank's message leaves the picture and comes in again
-            _arrow(canvas, left, y, canvas.width - MARGIN + 12, y, SENT)
-            left = MARGIN - 12
-        _arrow(canvas, left, y, right, y, SENT)
+    _ring_messages(canvas, sent, top, pitch, wide)
     bottom = top + 12 + CELL * ranks
     said = (
         "Each rank began with one digit of its own, 1, 10, 100 and so on: "
@@ -134,6 +128,20 @@ def _ring_parts(
             fill = GREENS[-1] if count == ranks else GREENS[min(count, len(GREENS) - 2)]
             canvas.rect(left, y, wide, CELL - 6, fill, stroke=RULE, stroke_width=1, data_sum=value)
             canvas.text(middle, y + 22, f"{value:0{ranks}d}", digits, ink_on(fill), text_anchor="middle")
+
+
+def _ring_messages(
+    canvas: Canvas, sent: Sequence[tuple[int, int, int]], top: float, pitch: float, wide: float
+) -> None:
+    """An arrow for each (sender, part, receiver)."""
+    for sender, part, receiver in sent:
+        y = top + 29 + CELL * part
+        left = MARGIN + pitch * (sender + 0.5) + wide / 2 + 3
+        right = MARGIN + pitch * (receiver + 0.5) - wide / 2 - 3
+        if left > right:  # the last rank's message leaves the picture and comes in again
+            _arrow(canvas, left, y, canvas.width - MARGIN + 12, y, SENT)
+            left = MARGIN - 12
+        _arrow(canvas, left, y, right, y, SENT)
 
 
 @reflowing

@@ -150,6 +150,7 @@ def packed_right(
 ) -> torch.Tensor:
     """Values after absmax in 4 bits. Its largest code is `levels`; `read` changes what unpacking finds."""
     count = values.numel()
+    # A row per block; zeros fill the last one.
     rows = pad(values.flatten(), (0, -count % block)).view(-1, block)
     scales = rows.abs().amax(dim=1, keepdim=True) / levels
     codes = read((rows / torch.where(scales == 0, 1.0, scales)).round().flatten()[:count])
@@ -203,7 +204,6 @@ class Conversions(TorchDispatchMode):
 def packed(answer: Any) -> None:
     """`answer(values, block)` holds 4-bit codes and scales; `unpack()` makes values of them."""
     dice = torch.Generator().manual_seed(4)
-    found = []
     uneven = torch.randn(4, 32, generator=dice) * torch.logspace(-3, 1, 128).view(4, 32)
     zeros = torch.cat((torch.zeros(16), torch.randn(16, generator=dice)))
     below = -torch.rand(7, 5, generator=dice)
@@ -219,29 +219,7 @@ def packed(answer: Any) -> None:
         (uneven[1:, :5].T, 4),
         (torch.tensor([1e-7, -7e-7, 3e-7, 0.0]), 4),
     ]
-    flat = "A transposed tensor has no flat view: `flatten` and `reshape` copy it."
-    hints = {"view size is not compatible": flat}
-    for case, block in cases:
-        with Conversions() as seen:
-            made, held = held_after(lambda: call(answer, case.clone(), block, returns=object, hints=hints))  # noqa: B023
-        expect(not seen.nan, "In a block of zeros you divide 0 by 0. Keep zeros out of the divisor.")
-        below_zero = "A negative float becomes a uint8: the result depends on the CPU. Use int8 first."
-        expect(not seen.negative, below_zero)
-        expect(hasattr(made, "unpack"), "What you return has no `unpack`.")
-        got = call(made.unpack, returns=torch.Tensor).clone()
-        other_shape = f"{case.numel()} numbers come back in another shape than they went in."
-        expect(got.shape == case.shape, other_shape)
-        expect(got.dtype == torch.float32, f"The values come back as {got.dtype}, not as fp32.")
-        finite = bool(torch.isfinite(got).all())
-        expect(finite, "Some number comes back as nan or infinity: do you divide 0 by 0?")
-        _expect_small(made, held, case, block)
-        again = call(made.unpack, returns=torch.Tensor)
-        changes = "A second unpack() returns other values: the first one changes what you store."
-        expect(same([got], [again], 0), changes)
-        more = held_after(partial(_used, answer, case, block))[1] - held
-        keeps = f"unpack() leaves {more:,} more bytes than were held. Compute the values again each time."
-        expect(more <= 0, keeps)
-        found.append(got)
+    found = [_packed_and_back(answer, *case) for case in cases]
     close = partial(same, tolerance=1e-4)
     # The tiny block comes last, and is judged alone: until it is scaled up, no error in it shows.
     recognized(found[:-1], cases[:-1], packed_right, PACKED_MISTAKES, _slip(found, cases), close)
@@ -250,6 +228,32 @@ def packed(answer: Any) -> None:
         "you add to the scale, or clamp it at, more than it is itself."
     )
     expect(same([1e7 * found[-1]], [1e7 * packed_right(*cases[-1])], 1e-4), tiny)
+
+
+def _packed_and_back(answer: Any, case: torch.Tensor, block: int) -> torch.Tensor:
+    """What comes back of one case; CheckFailed unless it is finite, and held in half a byte per number."""
+    flat = "A transposed tensor has no flat view: `flatten` and `reshape` copy it."
+    hints = {"view size is not compatible": flat}
+    with Conversions() as seen:
+        made, held = held_after(lambda: call(answer, case.clone(), block, returns=object, hints=hints))
+    expect(not seen.nan, "In a block of zeros you divide 0 by 0. Keep zeros out of the divisor.")
+    below_zero = "A negative float becomes a uint8: the result depends on the CPU. Use int8 first."
+    expect(not seen.negative, below_zero)
+    expect(hasattr(made, "unpack"), "What you return has no `unpack`.")
+    got = call(made.unpack, returns=torch.Tensor).clone()
+    other_shape = f"{case.numel()} numbers come back in another shape than they went in."
+    expect(got.shape == case.shape, other_shape)
+    expect(got.dtype == torch.float32, f"The values come back as {got.dtype}, not as fp32.")
+    finite = bool(torch.isfinite(got).all())
+    expect(finite, "Some number comes back as nan or infinity: do you divide 0 by 0?")
+    _expect_small(made, held, case, block)
+    again = call(made.unpack, returns=torch.Tensor)
+    changes = "A second unpack() returns other values: the first one changes what you store."
+    expect(same([got], [again], 0), changes)
+    more = held_after(partial(_used, answer, case, block))[1] - held
+    keeps = f"unpack() leaves {more:,} more bytes than were held. Compute the values again each time."
+    expect(more <= 0, keeps)
+    return got
 
 
 def _used(answer: Any, case: torch.Tensor, block: int) -> Any:

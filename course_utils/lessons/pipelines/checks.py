@@ -168,21 +168,25 @@ def order(answer: Any) -> None:
 
 def _expect_order(got: list[str], right: list[str], m: int) -> None:
     """CheckFailed unless the works, which are the right ones, are in the right order."""
-    # How many forwards come before the first backward.
-    ahead, mine = (
-        next(place for place, work in enumerate(works) if work[0] == "B") for works in (right, got)
-    )
-    early = [work for work in got if work[0] == "B" and got.index(work) < got.index(f"F{work[1:]}")]
-    backwards, in_order = ([work for work in works if work[0] == "B"] for works in (got, right))
+    backwards = [work for work in got if work[0] == "B"]
+    early = [work for work in backwards if got.index(work) < got.index(f"F{work[1:]}")]
     expect(not early, "A backward comes before its own forward.")
+    ahead = _forwards_first(right)
+    mine = _forwards_first(got)
     all_first = mine == m and m != ahead
     expect(not all_first, "All forwards come first: that is GPipe. How many may this stage keep?")
     expect(mine >= ahead, "Too few forwards at first: the later stages would wait for input.")
     many = "Too many forwards at first: the stage keeps more micro-batches than 1F1B needs."
     expect(mine <= ahead, many)
+    in_order = [work for work in right if work[0] == "B"]
     expect(backwards == in_order, "Backwards come in the order of the micro-batches, as forwards do.")
     alternate = "The start is right. After it, backward and forward alternate until no forward is left."
     expect(got == right, alternate)
+
+
+def _forwards_first(works: Sequence[str]) -> int:
+    """How many forwards come before the first backward."""
+    return next(place for place, work in enumerate(works) if work[0] == "B")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -246,18 +250,7 @@ def _play(answer: Any, rank: int, sizes: Sequence[int]) -> None:
 
     def receive(shape: Any) -> torch.Tensor:
         late.append(any(map(_alive, chain(*passed[:-1]))))
-        expect(len(taken) < m, f"{stage} you wait for more messages than come. There is one per micro-batch.")
-        waits = rank == 0 and len(sent) <= len(taken)
-        expect(not waits, f"{stage} you wait forever: for a gradient whose output you have not sent yet.")
-        soon = rank == 0 and len(sent) < min(m, len(taken) + 2)
-        slow = f"{stage} it waits after each micro-batch, and so does the other stage: send one more first."
-        expect(not soon, slow)
-        early = rank == 1 and len(taken) > len(sent) + 1
-        expect(
-            not early,
-            f"{stage} you wait for a third input before you send the first gradient. "
-            "Stage 0 goes two micro-batches ahead, then waits for you. Both wait forever.",
-        )
+        _expect_message(stage, rank, m, len(sent), len(taken))
         taken.append(messages[rank][len(taken)].clone())
         shape = tuple(shape)
         given = taken[-1].clone()
@@ -290,6 +283,22 @@ def _play(answer: Any, rank: int, sizes: Sequence[int]) -> None:
     many = f"{stage} it keeps {most} micro-batches at once. Under 1F1B it goes backward sooner."
     expect(most <= 2 - rank, many)
     expect(not any(late), f"Stage {rank} still has {held}")
+
+
+def _expect_message(stage: str, rank: int, m: int, sent: int, taken: int) -> None:
+    """CheckFailed if a rank that waits for a message now gets none, or makes both stages wait by turns."""
+    expect(taken < m, f"{stage} you wait for more messages than come. There is one per micro-batch.")
+    waits = rank == 0 and sent <= taken
+    expect(not waits, f"{stage} you wait forever: for a gradient whose output you have not sent yet.")
+    soon = rank == 0 and sent < min(m, taken + 2)
+    slow = f"{stage} it waits after each micro-batch, and so does the other stage: send one more first."
+    expect(not soon, slow)
+    early = rank == 1 and taken > sent + 1
+    expect(
+        not early,
+        f"{stage} you wait for a third input before you send the first gradient. "
+        "Stage 0 goes two micro-batches ahead, then waits for you. Both wait forever.",
+    )
 
 
 def _expect_gradients(

@@ -117,21 +117,25 @@ def largest_micro_batch(answer: Any) -> None:
         expect(trainings.sizes == sizes, f"{card} try start, then half of it, then half of that, down to 1.")
         expect(got == right, f"{card} you do not return the size that ran.")
     with small_card(900):
-        others = (
-            ValueError("no such data"),
-            RuntimeError("no such shape"),
-            RuntimeError("the host is out of memory"),
-        )
-        for error in others:
-            kind = f"A step raises {type(error).__name__}: “{error}”, and"
-            try:
-                answer(Trainings(error=error).build, 4)
-            except Exception as raised:
-                expect(
-                    raised is error, f"{kind} you raise {type(raised).__name__} instead. Let the error pass."
-                )
-            else:
-                fail(f"{kind} you go on. Which type of error means that the GPU is full?")
+        _expect_other_errors(answer)
+
+
+def _expect_other_errors(answer: Any) -> None:
+    """CheckFailed unless errors that have nothing to do with the GPU's memory leave the function."""
+    others = (
+        ValueError("no such data"),
+        RuntimeError("no such shape"),
+        RuntimeError("the host is out of memory"),
+    )
+    for error in others:
+        kind = f"A step raises {type(error).__name__}: “{error}”, and"
+        try:
+            answer(Trainings(error=error).build, 4)
+        except Exception as raised:
+            instead = f"{kind} you raise {type(raised).__name__} instead. Let the error pass."
+            expect(raised is error, instead)
+        else:
+            fail(f"{kind} you go on. Which type of error means that the GPU is full?")
 
 
 # --------------------------------------------------------------------------------------------------

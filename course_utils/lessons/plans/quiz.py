@@ -9,7 +9,8 @@ from ...planning.twin import SAFETY
 from ...units import GB, GiB, each, format_bytes
 
 XL = TrainingRun("gpt2-xl", 32, 1024)
-_gb, _mib = (partial(format_bytes, unit=unit, digits=0) for unit in ("GB", "MiB"))
+_gb = partial(format_bytes, unit="GB", digits=0)
+_mib = partial(format_bytes, unit="MiB", digits=0)
 
 
 def numbers() -> Iterator[Numbers]:
