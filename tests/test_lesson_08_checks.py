@@ -260,7 +260,8 @@ def gathered_numbers(model: Any, inputs: Any, targets: Any) -> float:
     tokens = sum(count.item() for count in counts)
     loss = cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction="sum")
     (loss * len(counts) / tokens).backward()
-    dist.all_reduce(loss := loss.detach())
+    loss = loss.detach()
+    dist.all_reduce(loss)
     return loss.item() / tokens
 
 
@@ -275,7 +276,8 @@ def gathered_objects(model: Any, inputs: Any, targets: Any) -> float:
 
 def only_with_tokens(model: Any, inputs: Any, targets: Any) -> float:
     own = (targets != -100).sum()
-    dist.all_reduce(tokens := own.clone())
+    tokens = own.clone()
+    dist.all_reduce(tokens)
     if own == 0:
         loss = torch.zeros(())
     else:
@@ -452,9 +454,8 @@ def by_indices(body: Any, data: Any, epochs: int, batch: int) -> Any:
         mine = (order + order[: -len(order) % D])[rank::D]
         total = []
         for at in range(0, len(mine), batch):
-            x, y = (
-                torch.stack(column) for column in zip(*(data[i] for i in mine[at : at + batch]), strict=True)
-            )
+            drawn = [data[i] for i in mine[at : at + batch]]
+            x, y = (torch.stack(column) for column in zip(*drawn, strict=True))
             model.zero_grad()
             loss = mse_loss(model(x), y)
             loss.backward()
@@ -542,7 +543,8 @@ def tried() -> None:
     rings = [("ring", ring) for ring in (*RING.right, with_a_helper, in_one_box)]
     judged = {"step": MENDED_STEP, "tokens": TOKEN_BACKWARD, "train": FIXED_TRAINING}
     others = [(judge, one) for judge, all_ in judged.items() for one in (*all_.right, *_real(all_))]
-    outcomes(PROGRAM, RANKS, [*rings, *(pair for pair in others if pair[1].__name__ != "<lambda>")])
+    named = [(judge, one) for judge, one in others if one.__name__ != "<lambda>"]
+    outcomes(PROGRAM, RANKS, [*rings, *named])
     right_on_three = [bad for bad, words in FIXED_TRAINING.wrong if words == "Right on three ranks"]
     outcomes(PROGRAM, 2, [("train", one) for one in (*FIXED_TRAINING.right, *right_on_three)])
 

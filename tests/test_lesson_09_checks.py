@@ -35,12 +35,11 @@ def row_by_row(shapes: Any, D: int) -> dict[str, int]:
 
 def by_matrices(shapes: Any, D: int) -> dict[str, int]:
     """Whole matrices of numbers, padded with rows."""
-    cut = [
-        torch.nn.functional.pad(
-            torch.ones(s).flatten(1) if s[1:] else torch.ones(s)[:, None], (0, 0, 0, -s[0] % D)
-        )
-        for s in shapes
-    ]
+    cut = []
+    for shape in shapes:
+        ones = torch.ones(shape)
+        matrix = ones.flatten(1) if shape[1:] else ones[:, None]
+        cut.append(torch.nn.functional.pad(matrix, (0, 0, 0, -shape[0] % D)))
     return {
         "shard": sum(one.numel() for one in cut) // D,
         "padding": sum(int((one == 0).sum()) for one in cut),
@@ -155,15 +154,12 @@ class ByHand:
         mine -= self.lr * self.m / (1 - 0.9**self.t) / root
         pieces = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
         dist.all_gather(pieces, mine)
-        new = torch.cat(pieces).split(
-            [one.numel() for one in self.weights] + [(len(mine) * len(pieces)) - self.count()]
-        )
+        sizes = [one.numel() for one in self.weights]
+        padding = len(mine) * len(pieces) - sum(sizes)
+        new = torch.cat(pieces).split([*sizes, padding])
         with torch.no_grad():
             for weight, numbers in zip(self.weights, new, strict=False):
                 weight.copy_(numbers.view_as(weight))
-
-    def count(self) -> int:
-        return sum(one.numel() for one in self.weights)
 
 
 class WithAHelper:
@@ -250,13 +246,11 @@ def by_torch(model: Any, optimizer: Any) -> Any:
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     found: Any = get_state_dict(model, optimizer, options=options)
     weights, states = found
-    return {
-        name: {
-            "weight": weight.clone(),
-            **{key: one.clone() for key, one in states["state"].get(name, {}).items()},
-        }
-        for name, weight in weights.items()
-    }
+    whole = {}
+    for name, weight in weights.items():
+        kept = {"weight": weight, **states["state"].get(name, {})}
+        whole[name] = {key: one.clone() for key, one in kept.items()}
+    return whole
 
 
 def of_each_name(model: Any, optimizer: Any) -> Any:
@@ -278,9 +272,9 @@ def without_a_graph(model: Any, optimizer: Any) -> Any:
     found: dict = {}
     for name, weight in model.named_parameters():
         kept = {"weight": weight, **optimizer.state.get(weight, {})}
-        whole = {
-            key: one.full_tensor() if isinstance(one, DTensor) else one.clone() for key, one in kept.items()
-        }
+        whole = {}
+        for key, one in kept.items():
+            whole[key] = one.full_tensor() if isinstance(one, DTensor) else one.clone()
         if dist.get_rank() == 0:
             found[name] = {key: one.cpu() for key, one in whole.items()}
     return found
@@ -389,11 +383,17 @@ def by_a_list(model: Any, most: int, policy: Any) -> Any:
     return torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 
+def at_most(times: float) -> Any:
+    return lambda module, most: total([one.shape for one in module.parameters()]) <= times * most
+
+
+def no_list(module: Any, model: Any) -> bool:
+    return not isinstance(module, nn.ModuleList)
+
+
 def sharding(
-    few: Callable[[Any, int], bool] = lambda module, most: (
-        total([one.shape for one in module.parameters()]) <= most
-    ),
-    unit: Callable[[Any, Any], bool] = lambda module, model: not isinstance(module, nn.ModuleList),
+    few: Callable[[Any, int], bool] = at_most(1),  # noqa: B008
+    unit: Callable[[Any, Any], bool] = no_list,
     early: bool = False,
     **choices: Any,
 ) -> Any:
@@ -432,10 +432,6 @@ def own_parameters(module: Any) -> bool:
     """A large part with parts and parameters: it is left to the model."""
     large = total([one.shape for one in module.parameters()]) > MOST and list(module.children())
     return isinstance(module, nn.ModuleList) or bool(large and list(module.parameters(recurse=False)))
-
-
-def at_most(times: float) -> Any:
-    return lambda module, most: total([one.shape for one in module.parameters()]) <= times * most
 
 
 def items_alone(model: Any, most: int, policy: Any) -> Any:

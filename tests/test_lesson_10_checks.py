@@ -38,7 +38,8 @@ def training(
             for _ in range(steps):
                 one_step(model, optimizer, draw(batch))
             found[batch] = read()
-            kept += [model, optimizer] if keep else []
+            if keep:
+                kept += [model, optimizer]
         return found
 
     return answer
@@ -190,9 +191,7 @@ def test_the_planted_report_does_not_move_and_the_true_one_does() -> None:
 def filled(
     size: float, keep: Callable[[int], bool], late: float = 0.0, share: float = 0.0, over: int = 1
 ) -> Any:
-    """Tensors of `size` MiB fill the GPU, those stay that `keep` names; `late` MiB or a `share` of it come
-    last.
-    """
+    """Tensors of `size` MiB fill the GPU, those stay that `keep` names; `late` MiB or a `share` come last."""
 
     def answer(capacity: int) -> list[tuple[int, str]]:
         bytes_ = int(size * MiB)
@@ -215,10 +214,8 @@ FRAGMENTED = Answers(
     wrong=[
         (filled(4, lambda index: index % 2 == 0, late=4), "everything fits"),
         (filled(4, lambda index: index % 10 > 0, late=8), "not more than half"),
-        (
-            filled(4, lambda index: index % 5 in (0, 2, 4), late=8),
-            "not more than half",
-        ),  # the lesson's pattern
+        # the lesson's pattern
+        (filled(4, lambda index: index % 5 in (0, 2, 4), late=8), "not more than half"),
         (filled(4, lambda index: index % 2 == 0, late=8), "not more than half"),
         (filled(4, lambda index: index % 2 == 0, share=1), "for more than all that is free"),
         (filled(4, lambda index: index % 2 == 0, late=8, over=2), "before the last request"),
@@ -485,9 +482,8 @@ LEAK = Answers(
 
 def test_the_example_is_a_snapshot_of_five_steps() -> None:
     steps = {when.split()[1] for _, when, _ in living(lesson_10.example_snapshot())}
-    assert steps == {"0", "1", "2", "3", "4", "5"} and [
-        by_counting(snapshot(module)) for module in LEAKS
-    ] == [*LEAKS]
+    assert steps == {"0", "1", "2", "3", "4", "5"}
+    assert [by_counting(snapshot(module)) for module in LEAKS] == [*LEAKS]
 
 
 class Plain:
@@ -517,7 +513,9 @@ class Plain:
     def segment(self, size: int) -> int:
         if self.is_small(size):
             return 2 * MiB
-        return self.shared if size < self.alone else (size + self.step - 1) // self.step * self.step
+        if size < self.alone:
+            return self.shared
+        return (size + self.step - 1) // self.step * self.step
 
     def usable(self, small: bool) -> list[list[list[Any]]]:
         return [blocks for blocks, pool in zip(self.segments, self.pools, strict=True) if pool == small]
@@ -588,7 +586,12 @@ class ByAddress:
             best = min(fitting)
             self.free_blocks.remove(best)
         else:
-            taken = 2 * MiB if small else 20 * MiB if size < 10 * MiB else -(-size // (2 * MiB)) * 2 * MiB
+            if small:
+                taken = 2 * MiB
+            elif size < 10 * MiB:
+                taken = 20 * MiB
+            else:
+                taken = -(-size // (2 * MiB)) * 2 * MiB
             self.reserved += taken
             best = (taken, len(self.small), 0)
             self.small.append(small)
@@ -669,6 +672,17 @@ def never_joins(self: Any, *_: Any) -> None:
     """Blocks stay as they are."""
 
 
+def only_before(self: Any, blocks: Any, at: int) -> None:
+    """Joins with the free neighbor before alone."""
+    if at and blocks[at - 1][1] is None:
+        Plain.right(self, blocks, at - 1)
+
+
+def only_small_alone(self: Any, small: bool) -> Any:
+    """Small requests keep to their pool, large ones take any block."""
+    return [blocks for blocks, pool in zip(self.segments, self.pools, strict=True) if pool or not small]
+
+
 def one_or_the_other(self: Any, blocks: Any, at: int) -> None:
     before = len(blocks)
     self.right(blocks, at)
@@ -726,6 +740,8 @@ def largest_first(self: Any, free: Any) -> Any:
     return max(free, key=lambda one: one[0])
 
 
+WITHOUT_FREE = {name: what for name, what in vars(Plain).items() if name != "free"}
+
 ALLOCATOR = Answers(
     right=[Plain, ByAddress, ThePolicy],
     wrong=[
@@ -747,15 +763,7 @@ ALLOCATOR = Answers(
         (Lost, "After a request nothing is reserved"),
         (mistaken(join=never_joins), "You never join"),
         (mistaken(left=never_joins), "the free neighbor before"),
-        (
-            mistaken(
-                right=never_joins,
-                left=lambda self, blocks, at: (
-                    at and blocks[at - 1][1] is None and Plain.right(self, blocks, at - 1)
-                ),
-            ),
-            "the free neighbor behind",
-        ),
+        (mistaken(right=never_joins, left=only_before), "the free neighbor behind"),
         (mistaken(join=one_or_the_other), "all three become one"),
         (AcrossSegments, "You join across segments"),
         (mistaken(least_large=10**18, least_small=10**18), "You never split"),
@@ -770,18 +778,8 @@ ALLOCATOR = Answers(
             "From 10 MiB on, a segment is the request",
         ),
         (mistaken(free=forgets), "A freed block stays in its segment"),
-        (
-            type("First", (), {name: what for name, what in vars(Plain).items() if name != "free"}),
-            "Now write the half that frees",
-        ),
-        (
-            type(
-                "Split",
-                (),
-                {name: what for name, what in vars(Plain).items() if name != "free"} | {"least_large": 512},
-            ),
-            "You always split",
-        ),
+        (type("First", (), WITHOUT_FREE), "Now write the half that frees"),
+        (type("Split", (), WITHOUT_FREE | {"least_large": 512}), "You always split"),
         (mistaken(least_large=MiB), "A rest of exactly 1 MiB"),
         (mistaken(least_large=2 * MiB), "a rest of more than 1 MiB is split off"),
         (mistaken(rounded=lambda self, size: size), "You do not round up"),
@@ -803,16 +801,7 @@ ALLOCATOR = Answers(
         (mistaken(free=never_free), "You do not reuse freed blocks"),
         (GivesBack, "You give memory back"),
         (mistaken(usable=lambda self, small: self.segments), "takes no block of the large pool"),
-        (
-            mistaken(
-                usable=lambda self, small: [
-                    blocks
-                    for blocks, pool in zip(self.segments, self.pools, strict=True)
-                    if pool or not small
-                ]
-            ),
-            "takes no block of the small pool",
-        ),
+        (mistaken(usable=only_small_alone), "takes no block of the small pool"),
         (mistaken(free=lambda self, name: self.lost), "raised AttributeError"),
         (type("Half", (), {"__init__": Plain.__init__}), "Your allocator has no `allocate`"),
         (

@@ -78,14 +78,14 @@ def by_simulation(times: Any, states: Any, kept: Any, p: int, m: int, capacity: 
     for limit in range(1, sum(times) + 1):
         open_cuts = [[0]]
         for stage in range(p):
-            open_cuts = [
-                [*ends, end]
-                for ends in open_cuts
-                for end in range(ends[-1] + 1, len(times) + 1)
-                if sum(times[ends[-1] : end]) <= limit
-                and sum(states[ends[-1] : end]) + pipeline.most_kept(stage) * sum(kept[ends[-1] : end])
-                <= capacity
-            ]
+            longer = []
+            for ends in open_cuts:
+                start = ends[-1]
+                for end in range(start + 1, len(times) + 1):
+                    full = sum(states[start:end]) + pipeline.most_kept(stage) * sum(kept[start:end])
+                    if sum(times[start:end]) <= limit and full <= capacity:
+                        longer.append([*ends, end])
+            open_cuts = longer
         done = [ends for ends in open_cuts if ends[-1] == len(times)]
         if done:
             return [end - start for start, end in pairwise(done[0])]
@@ -160,13 +160,17 @@ def test_in_each_case_of_the_cut_one_is_best() -> None:
     """So that a check may compare cuts, and not only their slowest stages."""
     for times, states, kept, p, m, capacity in CUT_CASES:
         best = best_cut(times, states, kept, p, m, capacity)
-        slowest = lambda counts: max(sum(times[a:b]) for a, b in spans_of(counts))  # noqa: B023, E731
         for counts in product(range(1, len(times) + 1), repeat=p):
-            fits = sum(counts) == len(times) and all(
-                sum(states[a:b]) + min(m, p - at) * sum(kept[a:b]) <= capacity
-                for at, (a, b) in enumerate(spans_of(counts))
-            )
-            assert not fits or (best and (list(counts) == best or slowest(counts) > slowest(best)))
+            if sum(counts) != len(times) or list(counts) == best:
+                continue
+            spans = spans_of(counts)
+            full = [sum(states[a:b]) + min(m, p - at) * sum(kept[a:b]) for at, (a, b) in enumerate(spans)]
+            if max(full) <= capacity:
+                assert best and slowest(times, counts) > slowest(times, best)
+
+
+def slowest(times: Any, counts: Any) -> int:
+    return max(sum(times[a:b]) for a, b in spans_of(counts))
 
 
 def with_ahead(ahead: Callable[[int, int, int], int]) -> Any:
@@ -176,7 +180,9 @@ def with_ahead(ahead: Callable[[int, int, int], int]) -> Any:
         first = max(1, ahead(p, m, stage))
         works = [f"F{micro}" for micro in range(first)]
         for micro in range(m):
-            works += [f"B{micro}", *([f"F{micro + first}"] if micro + first < m else [])]
+            works.append(f"B{micro}")
+            if micro + first < m:
+                works.append(f"F{micro + first}")
         return works
 
     return answer
@@ -627,7 +633,8 @@ def hook_on_x(x: Any, up: Any, up_bias: Any, down: Any, down_bias: Any, all_redu
     """Sums whatever gradient comes to the caller's x."""
 
     def summed(gradient: Any) -> Any:
-        all_reduce(gradient := gradient.clone())
+        gradient = gradient.clone()
+        all_reduce(gradient)
         return gradient
 
     x.register_hook(summed)

@@ -194,6 +194,22 @@ class OfItsOwn(Lora):
         super().__init__(nn.Linear(base.in_features, base.out_features), *given)
 
 
+def dropping_for_both(self: Any, x: torch.Tensor) -> torch.Tensor:
+    x = self.dropout(x)
+    return self.base(x) + (0 if self.merged else thin(self, x))
+
+
+def always_with_a_bias(self: Any, x: torch.Tensor) -> torch.Tensor:
+    adapter = 0 if self.merged else thin(self, self.dropout(x))
+    return x @ self.base.weight.T + self.base.bias + adapter
+
+
+def product_of_factors_first(self: Any, x: torch.Tensor) -> torch.Tensor:
+    if self.merged:
+        return self.base(x)
+    return self.base(x) + (self.scale * self.B @ self.A @ self.dropout(x).mT).mT
+
+
 LORA_LINEAR = Answers(
     right=[Lora, ByFunctions, InOtherOrder],
     wrong=[
@@ -217,14 +233,7 @@ LORA_LINEAR = Answers(
             "In eval mode numbers are still",
         ),
         (forward_of(thin), "In training mode nothing is dropped"),
-        (
-            lora(
-                forward=lambda self, x: (
-                    self.base(x := self.dropout(x)) + (0 if self.merged else thin(self, x))
-                )
-            ),
-            "Dropout is only for the adapter's input",
-        ),
+        (lora(forward=dropping_for_both), "Dropout is only for the adapter's input"),
         (
             forward_of(lambda layer, x: layer.scale * layer.dropout(x @ layer.A.T) @ layer.B.T),
             "Dropout comes before A",
@@ -259,16 +268,7 @@ LORA_LINEAR = Answers(
             "raised",
         ),
         (lora(with_b_put_away, with_b_put_back), "After unmerge(), the adapter's part is missing"),
-        (
-            lora(
-                forward=lambda self, x: (
-                    x @ self.base.weight.T
-                    + self.base.bias
-                    + (0 if self.merged else thin(self, self.dropout(x)))
-                )
-            ),
-            "your function raised TypeError",
-        ),
+        (lora(forward=always_with_a_bias), "your function raised TypeError"),
         (lora(without_what_drops), "is not W + scale·B·A"),
         (lora(dropping_some), "W + scale·B·A, whatever dropout is"),
         (
@@ -285,16 +285,7 @@ LORA_LINEAR = Answers(
             ),
             "a merged layer still drops",
         ),
-        (
-            lora(
-                forward=lambda self, x: (
-                    self.base(x)
-                    if self.merged
-                    else self.base(x) + (self.scale * self.B @ self.A @ self.dropout(x).mT).mT
-                )
-            ),
-            "a matrix as large as W",
-        ),
+        (lora(forward=product_of_factors_first), "a matrix as large as W"),
         (Lora(nn.Linear(3, 2), 1, 1.0), "Give the class, not a layer"),
         (
             lora(forward=lambda self, x: self.base(x) + thin(self, self.dropout(x))),
@@ -646,6 +637,10 @@ def by_checkpoint(x: torch.Tensor, packed: Any, bias: Any) -> torch.Tensor:
     return checkpoint(lambda x: F.linear(x, packed.unpack().to(x.dtype), bias), x, use_reentrant=False)
 
 
+def unpacking_twice(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    return gradient @ ctx.packed.unpack() + 0 * ctx.packed.unpack()[:1], None, None
+
+
 PRODUCT = Answers(
     right=[KeepsNothing.apply, by_shapes, in_a_closure],
     wrong=[
@@ -687,16 +682,7 @@ PRODUCT = Answers(
             "Backward returns None for all but x",
         ),
         (KeepsOutput.apply, "The output is kept for backward"),
-        (
-            backwards(
-                lambda ctx, gradient: (
-                    gradient @ ctx.packed.unpack() + 0 * ctx.packed.unpack()[:1],
-                    None,
-                    None,
-                )
-            ),
-            "is unpacked 3 times",
-        ),
+        (backwards(unpacking_twice), "is unpacked 3 times"),
     ],
 )
 

@@ -39,7 +39,8 @@ def moments(
                 torch.cuda.reset_peak_memory_stats()
             found["begin"] = now()
             inputs, wanted = make_batch()
-            lasting.update(targets=wanted) if targets else None
+            if targets:
+                lasting["targets"] = wanted
             if reset == "late":
                 torch.cuda.reset_peak_memory_stats()
             if late:

@@ -107,9 +107,7 @@ def test_every_tensor_at_the_peak_belongs_to_one_component(
 
 
 def test_eager_scores_are_found_by_their_shape() -> None:
-    """Under autocast: fp32 of softmax, its 16-bit copy, the mask; q and k of 64 tokens are squares, too, and
-    none.
-    """
+    """Under autocast: fp32 of softmax, its 16-bit copy, the mask; not q and k of 64 tokens, also squares."""
     for s in (64, 256):
         run = TrainingRun(changed("gpt2", layers=2), 16, s, attention="eager")
         a, b, L = run.model.heads, run.micro_batch, run.model.layers
@@ -183,9 +181,8 @@ def test_figures_say_every_number_and_draw_the_bytes(real: dict[str, Truth]) -> 
     figure = side_by_side(panels, "Nine answers", peaks)
     assert all(name in figure.alt for name in names) and figure.svg.count("data-peak") == 2
     table = {name: calculators.gaps(name, SMALL["Llama"], real["Llama"]) for name in names}
-    cells = [
-        int(size) for size in re.findall(r'data-bytes="(-?\d+)"', gap_map(table, peaks["Llama"], "Gaps").svg)
-    ]
+    svg = gap_map(table, peaks["Llama"], "Gaps").svg
+    cells = [int(size) for size in re.findall(r'data-bytes="(-?\d+)"', svg)]
     assert cells == [size for found in table.values() for size in (*found.values(), sum(found.values()))]
 
 
@@ -234,10 +231,9 @@ def test_each_lesson_names_the_claims_that_it_corrects() -> None:
     for source in sorted((errata.ROOT / "notebooks" / "src").glob("[01]*.py")):
         number = number_of(source)
         named = re.search(r"corrects claims? ([\d, and]+) of\W+\[what", source.read_text(encoding="utf-8"))
-        here = [
-            str(one) for one, erratum in enumerate(ERRATA, 1) if erratum.lesson == number and number != "13"
-        ]
-        # lesson 13 shows the whole list
+        here = [str(one) for one, erratum in enumerate(ERRATA, 1) if erratum.lesson == number]
+        if number == "13":  # which shows the whole list
+            here = []
         assert re.findall(r"\d+", named[1] if named else "") == here, source.name
 
 
@@ -299,11 +295,8 @@ def test_the_table_draws_all_of_them() -> None:
 
 
 def test_autocast_keeps_a_16_bit_log_softmax(steps: dict[str, Measurement]) -> None:
-    kept = [
-        tensor
-        for tensor in steps["GPT-2"].allocations
-        if tensor.operation == "_log_softmax" and tensor.step == 2
-    ]
+    second_step = [tensor for tensor in steps["GPT-2"].allocations if tensor.step == 2]
+    kept = [tensor for tensor in second_step if tensor.operation == "_log_softmax"]
     assert [tensor.dtype for tensor in kept] == ["bfloat16"]
 
 
@@ -323,9 +316,8 @@ def test_a_calculator_answers_a_row_by_the_row_s_run_or_refuses_it_and_gives_non
     for row in JUDGED.values():
         run = run_of(row)
         said = answers_to(row)
-        assert said[SIMULATED] == row.said.of(row) and said.keys() <= {one.name for one in CALCULATORS} | {
-            *OURS
-        }
+        assert said[SIMULATED] == row.said.of(row)
+        assert said.keys() <= {*(one.name for one in CALCULATORS), *OURS}
         for one in CALCULATORS:
             if one.name in said:
                 assert said[one.name] == one.total(run) and one.counts == COUNTS[row.moment]
@@ -344,9 +336,8 @@ def test_an_answer_comes_out_by_hand() -> None:
     assert round(100 * (ratios()["ZeRO"][row.id] - 1), 1) == -13.0
     states = JUDGED["cs336-damek-xl-ddp2-T512-full"]
     xl = 48 * (4 * 1600**2 + 3 * 1600 * 6400 + 2 * 1600) + 1600 + 2 * 10_000 * 1600
-    assert {name: size for name, size in answers_to(states).items() if name != SIMULATED} == dict.fromkeys(
-        ("accelerate", FORM), 16 * xl
-    )
+    said = {name: size for name, size in answers_to(states).items() if name != SIMULATED}
+    assert said == {"accelerate": 16 * xl, FORM: 16 * xl}
 
 
 def test_a_run_has_as_many_parameters_as_the_row_s_own_network() -> None:
@@ -364,20 +355,12 @@ def test_a_run_has_as_many_parameters_as_the_row_s_own_network() -> None:
 
 def test_parts_of_a_step_first_peaks_and_unknown_options_are_nobody_s() -> None:
     row = JUDGED["cs336-shibuki-2.7b-bf16-train-step-ctx512"]
-    for option in (
-        {"inference": True},
-        {"update": False},
-        {"shard": [0, 2]},
-        {"steps": 1},
-        {"never heard of": 1},
-    ):
+    first = {"steps": 1}
+    for option in ({"inference": True}, {"update": False}, {"shard": [0, 2]}, first, {"never heard of": 1}):
         assert answers_to(dataclasses.replace(row, how=row.how | option)) == {}, option
     assert answers_to(dataclasses.replace(row, family="basics_transformer.attention")) == {}
-    assert (
-        answers_to(dataclasses.replace(row, moment="start"))
-        == answers_to(dataclasses.replace(row, moment="kept"))
-        == {}
-    )
+    for moment in ("start", "kept"):
+        assert answers_to(dataclasses.replace(row, moment=moment)) == {}, moment
     assert nearest(dataclasses.replace(row, how=row.how | {"steps": 1}, moment="end"))
 
 
@@ -388,19 +371,15 @@ def test_our_estimate_answers_what_the_row_s_counter_is() -> None:
         answers_to(dataclasses.replace(row, counter=name)) for name in ("allocated", "reserved")
     )
     assert allocated[FORM] == reserved[FORM] < allocated[ESTIMATE] * 1.01 < reserved[ESTIMATE]
-    assert [
-        ESTIMATE in answers_to(JUDGED[f"titan-pr165-fsdp2-ac-{which}"]) for which in ("active", "reserved")
-    ] == [True, False]
+    assert ESTIMATE in answers_to(JUDGED["titan-pr165-fsdp2-ac-active"])
+    assert ESTIMATE not in answers_to(JUDGED["titan-pr165-fsdp2-ac-reserved"])
 
 
 def test_what_the_lesson_says_of_the_judgment_holds() -> None:
     off = {name: [abs(100 * (ratio - 1)) for ratio in found.values()] for name, found in ratios().items()}
     assert max(off["accelerate"]) < 5 and min(off["ZeRO"]) < 1 < 10 < max(off["ZeRO"])
-    assert [percent < 1 for percent in sorted(off["Megatron-LM"])] == [
-        True,
-        *[False] * (len(off["Megatron-LM"]) - 1),
-    ]
-    assert min(sorted(off["Megatron-LM"])[1:]) > 10
+    nearest_row, *other_rows = sorted(off["Megatron-LM"])
+    assert nearest_row < 1 and min(other_rows) > 10
     assert max(off[FORM]) > 20 and max(off[ESTIMATE]) > 20 and max(off[SIMULATED]) < 5
     own_gelu = JUDGED["rasbt-gpt124m-00-orig"]
     closed, exact = (abs(answers_to(own_gelu)[name] / own_gelu.bytes - 1) for name in (FORM, ESTIMATE))

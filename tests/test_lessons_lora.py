@@ -108,8 +108,9 @@ def test_the_quizcounts_as_tensors_do() -> None:
 
 def test_the_lessons_own_layers_store_what_the_courses_do() -> None:
     lesson: dict[str, Any] = {"torch": torch}
+    source = list(cells(SOURCES / "12_lora_and_quantization.py"))
     for part in ("class Lora(nn.Module)", "nf4 = ", "class Nf4Linear"):
-        exec(next(code for code in cells(SOURCES / "12_lora_and_quantization.py") if part in code), lesson)
+        exec(next(code for code in source if part in code), lesson)
     torch.manual_seed(0)
     linear = nn.Linear(128, 16)
     x = torch.randn(4, 128)
@@ -126,16 +127,10 @@ def test_the_lessons_own_layers_store_what_the_courses_do() -> None:
 
 
 def test_with_a_fixed_alpha_a_first_step_shrinks_with_the_root_of_the_rank() -> None:
-    """What the lesson says of alpha/r and of alpha/√r, with its own layer: 16 times the rank, a quarter of
-    the step.
-    """
+    """The lesson's alpha/r and alpha/√r, with its own layer: 16 times the rank, a quarter of the step."""
     lesson: dict[str, Any] = {"torch": torch, "nn": nn}
-    exec(
-        next(
-            code for code in cells(SOURCES / "12_lora_and_quantization.py") if "class Lora(nn.Module)" in code
-        ),
-        lesson,
-    )
+    source = cells(SOURCES / "12_lora_and_quantization.py")
+    exec(next(code for code in source if "class Lora(nn.Module)" in code), lesson)
     torch.manual_seed(0)
     x = torch.randn(256, 1024)
     moved = dict[tuple[int, float], float]()

@@ -1,7 +1,7 @@
 """Lesson 11's own code: the simulator against closed forms, memory, plans, pictures."""
 
 import math
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 
@@ -31,7 +31,7 @@ def test_every_schedule_does_all_works_once_each_after_what_it_needs_and_keeps_t
     pipeline = simulate(schedule, p, m)
     done = {(work.kind, work.stage, work.micro): work for work in pipeline.works}
     micros = [-1] if schedule == "naive" else range(m)
-    assert set(done) == {(kind, stage, micro) for kind in "FB" for stage in range(p) for micro in micros}
+    assert set(done) == set(product("FB", range(p), micros))
     assert len(done) == len(pipeline.works)
     for (kind, stage, micro), work in done.items():
         before = (FORWARD, stage - 1, micro) if kind == FORWARD else (BACKWARD, stage + 1, micro)
@@ -110,25 +110,21 @@ def test_recomputation_keeps_checkpoints_and_one_block():
     )
     block = none // 3 // 12
     checkpoint = 2 * 1024 * 4 * 1600
-    assert full == (3 * 12 - 1) * checkpoint + block, (
-        "the checkpoint of the block that runs again is its input"
-    )
+    # The checkpoint of the block that runs again is its input.
+    assert full == (3 * 12 - 1) * checkpoint + block
     with pytest.raises(ValueError, match="'none' or 'full'"):
         stage_memory(XL.replace(recompute="selective"), "1F1B", 4, 8, 1)
 
 
 @pytest.mark.parametrize("m", [1, 8, 32])
 def test_gpipe_that_recomputes_its_stages_keeps_boundaries_and_one_micro_batch(m):
-    """Huang et al. 2019, section 2.3: N + L/K · N/M, the boundaries of N samples and one micro-batch of L/K
-    layers.
-    """
+    """Huang et al. 2019, section 2.3: N + L/K · N/M, boundaries of N samples, L/K layers of a micro-batch."""
     own = stage_memory(XL.replace(recompute="every-12"), "GPipe", 4, m, 1)["activations"]
     boundary = 2 * 1024 * 4 * 1600
     one = stage_memory(XL, "GPipe", 4, 1, 1)["activations"]
     assert own == (m - 1) * boundary + one
-    assert own == stage_memory(XL.replace(recompute="every-20"), "GPipe", 4, m, 1)["activations"], (
-        "no longer than it"
-    )
+    # A stretch is no longer than the stage.
+    assert own == stage_memory(XL.replace(recompute="every-20"), "GPipe", 4, m, 1)["activations"]
     every_1, full = (stage_memory(XL.replace(recompute=how), "GPipe", 4, m, 1) for how in ("every-1", "full"))
     assert every_1 == full
 

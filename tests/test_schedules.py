@@ -164,9 +164,9 @@ def test_checkpoints_hide_behind_forward_over_pcie_and_all_activations_do_not(na
 def test_the_lessons_selective_policy_knows_every_attention_kernel_of_a_gpu() -> None:
     source = next(SOURCES.glob("06_*.py")).read_text(encoding="utf-8")
     kernels = [str(kernel).removeprefix("aten.") for kernel in KEPT if "attention" in str(kernel)]
-    assert len(kernels) == 4 and [kernel for kernel in kernels if f"aten.{kernel}," not in source] == [
-        "_scaled_dot_product_flash_attention_for_cpu.default"
-    ]
+    missing = [kernel for kernel in kernels if f"aten.{kernel}," not in source]
+    assert len(kernels) == 4
+    assert missing == ["_scaled_dot_product_flash_attention_for_cpu.default"]
 
 
 def test_the_lessons_small_gpt_is_not_the_size_of_gpt2() -> None:
@@ -188,10 +188,8 @@ def test_the_naive_checkpoint_fails_where_the_lesson_says_and_pytorchs_does_not(
     gradients = names["gradients"]
     right = names["gradients"](names["keep_everything"], *case)
     for call, wrong in ((names["Recomputed"].apply, off), (partial(checkpoint, use_reentrant=True), False)):
-        same = all(
-            torch.equal(mine, other) for mine, other in zip(gradients(call, *case), right, strict=True)
-        )
-        assert same is not wrong
+        pairs = zip(gradients(call, *case), right, strict=True)
+        assert all(torch.equal(mine, other) for mine, other in pairs) is not wrong
 
 
 @pytest.mark.parametrize(("variant", "again"), [(True, 2), (False, 1)])

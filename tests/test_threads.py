@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -87,8 +88,12 @@ def test_two_simulations_at_once_give_what_each_gives_alone():
     runs = [SMALL, SMALL.replace(attention="efficient", precision="amp-fp16"), SHARDED]
     alone = [simulated_peak(run) for run in runs]
     found: dict[int, int] = {}
+
+    def simulate(number: int) -> None:
+        found[number] = simulated_peak(runs[number])
+
     with nothing_changed():
-        together(*(lambda n=n, run=run: found.update({n: simulated_peak(run)}) for n, run in enumerate(runs)))
+        together(*(partial(simulate, number) for number in range(len(runs))))
     assert [found[number] for number in range(len(runs))] == alone
 
 
