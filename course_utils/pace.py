@@ -71,6 +71,7 @@ class Work:
             self.shown = line
             self.out.write(f"{back}{' ' * len(back)}{back}{line}")
             self.out.flush()
+            # While the line is there, other output goes through `write`, which removes it first.
             if sys.stdout in (self, self.out):
                 sys.stdout = self if line else self.out
 

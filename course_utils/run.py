@@ -181,11 +181,7 @@ class TrainingRun:
     ) -> None:
         if logits is not None:
             check_known("logits", logits, LOGITS)
-        config = model_config(model)
-        own: dict[str, Any] = {"dropout": dropout, "logits": logits, "unfused": unfused}
-        overrides = {name: value for name, value in own.items() if value is not None}
-        if overrides:
-            config = dataclasses.replace(config, **overrides)
+        config = _overridden(model_config(model), dropout=dropout, logits=logits, unfused=unfused)
         sizes = {"micro_batch": micro_batch, "seq_len": seq_len, "world_size": world_size}
         sizes |= {"tensor_parallel": tensor_parallel, "loss_chunks": loss_chunks}
         for name, value in sizes.items():
@@ -335,6 +331,12 @@ class TrainingRun:
         heading = f"<b>{escape(name)}</b> · {self.model.parameters:,} parameters"
         frame = "display:inline-block;border:1px solid var(--jp-border-color1,currentColor);padding:.4em .8em"
         return f"<div style='{frame}'>{heading}<br>{choices}<br><code>{escape(self.code())}</code></div>"
+
+
+def _overridden(config: TransformerConfig, **choices: Any) -> TransformerConfig:
+    """The model with the OVERRIDES that are not None."""
+    overrides = {name: value for name, value in choices.items() if value is not None}
+    return dataclasses.replace(config, **overrides) if overrides else config
 
 
 def blocks_per_checkpoint(recompute: str, layers: int) -> int:

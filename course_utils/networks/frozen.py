@@ -46,7 +46,8 @@ def quantize_nf4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     The last block is filled up with zeros.
     """
     flat = weight.float().flatten()
-    blocks = F.pad(flat, (0, -flat.numel() % NF4_BLOCK)).view(-1, NF4_BLOCK)
+    missing = -flat.numel() % NF4_BLOCK  # up to a whole block
+    blocks = F.pad(flat, (0, missing)).view(-1, NF4_BLOCK)
     scale = blocks.abs().amax(dim=1).clamp_min(torch.finfo(torch.float32).tiny)
     code = torch.tensor(nf4_code(), device=weight.device)
     borders = (code[1:] + code[:-1]) / 2

@@ -26,9 +26,13 @@ def fits(run: TrainingRun, memory: int) -> bool:
 
 def largest_micro_batch(run: TrainingRun, memory: int) -> int:
     """The largest micro-batch, up to the run's own, that fits `memory` bytes; 0 if none does."""
-    return bisect_left(
-        range(1, run.micro_batch + 1), True, key=lambda b: not fits(run.replace(micro_batch=b), memory)
-    )
+
+    def too_large(micro_batch: int) -> bool:
+        return not fits(run.replace(micro_batch=micro_batch), memory)
+
+    # Memory grows with the micro-batch: those that are too large follow those that fit. The position of the
+    # first of them in the range, which begins at 1, is the size before it.
+    return bisect_left(range(1, run.micro_batch + 1), True, key=too_large)
 
 
 def fit_words(total: int, card: Gpu) -> str:

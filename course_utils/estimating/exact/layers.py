@@ -10,7 +10,9 @@ class Linear(Module):
 
     def __init__(self, step: Step, name: str, n_in: str, n_out: str, bias: bool, target: str = "") -> None:
         super().__init__(step)
-        self.name, self.n_in, self.n_out = name, n_in, n_out
+        self.name = name
+        self.n_in = n_in
+        self.n_out = n_out
         self.weight = Weight(step, f"{n_in}·{n_out}")
         self.bias = Weight(step, n_out) if bias else None
         self.quantized = bool(target) and step.structure.frozen_bits in (4, 8)

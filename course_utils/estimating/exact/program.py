@@ -243,6 +243,7 @@ class Reading:
         top = 0
         best = 0
         visited = zip(self.program.visits, self.pieces, self.times, strict=True)
+        # What is passed over lies on a straight line between two pieces that are looked at, so it is no peak.
         for number, (visit, piece, times) in enumerate(visited):
             if not visit.passed_over and now + tops[piece.events] > top:
                 top = now + tops[piece.events]
@@ -275,6 +276,7 @@ class Reading:
 
     def _after(self, number: int, events: int) -> Totals:
         parts: Totals = {}
+        # Equal pieces share their events: count how often each came, then add up what each leaves behind.
         often = dict.fromkeys((piece.events for piece in self.pieces[:number]), 0)
         for piece, times in zip(self.pieces[:number], self.times, strict=False):
             often[piece.events] += times
