@@ -74,7 +74,7 @@ def stack(
     values_in_legend: bool = False,
     alt: str | None = None,
 ) -> Figure:
-    """Horizontal bars stacked by kind, one for each labelled row, with totals and a GPU's capacity.
+    """Horizontal bars stacked by kind, one for each labeled row, with totals and a GPU's capacity.
 
     A row is a breakdown (any mapping from kinds to bytes), a measurement, or a list of `Segment`s. `capacity`
     is bytes or a `Gpu`; `nominal` bytes, where they are not the capacity, get a dashed line of their own.
