@@ -101,11 +101,12 @@ def timeline(
     view.axes([count for count, _ in knots])
     view.phases()
     view.areas()
-    taken = left + 16 + text_width(limit_name, 12, bold=True)
+    named_line = None
     if limit:
         view.limit(limit)
         canvas.halo_text(left + 8, view.y(limit) - 7, limit_name, 12, fill=OVER, font_weight="bold")
-    view.name_peak(totals[peak], (view.y(limit), taken) if limit else None)
+        named_line = (view.y(limit), left + 16 + text_width(limit_name, 12, bold=True))
+    view.name_peak(totals[peak], named_line)
     view.letters(letters or {}, totals)
     alt = view.alt(title, totals, peak)
     provenance = str(measurement.provenance)
@@ -196,6 +197,7 @@ class _View(Plot):
     def axes(self, counts: Sequence[int]) -> None:
         self.value_axis(self.unit, 6)
         shown: list[int] = []
+        # The last count has its number in any case, others where they are far enough from all before.
         for count in [counts[-1], *counts[:-1]]:
             x = self.x(count)
             if all(abs(x - self.x(other)) > 60 for other in shown):
@@ -282,7 +284,7 @@ class _View(Plot):
         for count, size in zip(self.kept, edge, strict=True):
             height = round(100 * PLOT_HEIGHT * size / self.largest)
             points.append((round(10 * self.x(count)), height))
-            if count == self.peak < self.last:
+            if count == self.peak and count < self.last:
                 points.append((round(10 * self.x(count + 1)), height))
         # A point as high as both of its neighbors adds nothing.
         inner = [
