@@ -392,9 +392,12 @@ def test_output_and_gradient_are_those_of_the_dense_weight_and_autograd_keeps_ne
     layer = frozen(bits)
     kept = list[torch.Tensor]()
     x = torch.randn(2, 5, 128, requires_grad=True)
-    with torch.autograd.graph.saved_tensors_hooks(
-        lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor
-    ):
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         y = layer(x)
     assert not kept
     assert torch.equal(y, F.linear(x, layer.dense_weight(), layer.bias))

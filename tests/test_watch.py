@@ -432,9 +432,12 @@ def test_the_table_of_scripts_has_a_scripts_peaks_or_the_sentence_that_says_why_
 
 def test_the_table_of_scripts_names_the_libraries(monkeypatch):
     asked = []
-    monkeypatch.setattr(
-        watched_scripts, "watched", lambda *what: asked.append(what) or ("x", "-", "-", "-", 1.0, "said")
-    )
+
+    def watched(*what):
+        asked.append(what)
+        return "x", "-", "-", "-", 1.0, "said"
+
+    monkeypatch.setattr(watched_scripts, "watched", watched)
     monkeypatch.setenv(watched_scripts.PYTHON, sys.executable)
     table = watched_scripts.scripts_table(lambda _: None)
     assert {path.name for _, path, _ in asked} == {path.name for path in SCRIPTS.glob("*.py")}
