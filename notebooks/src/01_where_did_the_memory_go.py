@@ -575,12 +575,9 @@ def train(steps=3):
         optimizer.step()
         optimizer.zero_grad()
         if device == "cuda":
-            allocated = torch.cuda.max_memory_allocated()
-            reserved = torch.cuda.max_memory_reserved()
-            print(
-                f"step {number}: {allocated / 1e9:.3f} GB allocated, "
-                f"{reserved / 1e9:.3f} GB reserved"
-            )
+            allocated = torch.cuda.max_memory_allocated() / 1e9
+            reserved = torch.cuda.max_memory_reserved() / 1e9
+            print(f"step {number}: {allocated:.3f} GB allocated, {reserved:.3f} GB reserved")
 
 
 # %% [markdown]

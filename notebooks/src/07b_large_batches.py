@@ -481,16 +481,14 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 10)).to(device)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.1, total_iters=20)
-k, b = 8, 16
+k, b, short, long = 8, 16, 0.0, 0.0
 truth = torch.randn(20, 10)
-short, long = 0.0, 0.0
 for _ in range(50):
     optimizer.zero_grad()
     for number in range(k):
         x = torch.randn(b, 20)  # your data: a micro-batch of b examples
         wanted = (x @ truth).argmax(1).to(device)
-        loss = nn.functional.cross_entropy(model(x.to(device)), wanted) / k
-        loss.backward()
+        (nn.functional.cross_entropy(model(x.to(device)), wanted) / k).backward()
         if number == 0:
             short += k**2 * sum(weight.grad.square().sum().item() for weight in model.parameters())
     long += sum(weight.grad.square().sum().item() for weight in model.parameters())

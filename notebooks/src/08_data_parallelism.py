@@ -817,8 +817,7 @@ if cuda:
 model = nn.Linear(64, 4).to(device)
 model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-# this rank's part of your batch: let a DistributedSampler choose it
-x = torch.randn(8, 64, device=device)
+x = torch.randn(8, 64, device=device)  # this rank's part: let a DistributedSampler choose it
 model(x).square().mean().backward()  # the gradients are the mean over all ranks
 optimizer.step()
 optimizer.zero_grad()

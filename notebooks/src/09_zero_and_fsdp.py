@@ -601,8 +601,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
 alone = {} if "RANK" in os.environ else {"rank": 0, "world_size": 1, "store": dist.HashStore()}
 dist.init_process_group("gloo" if device == "cpu" else "nccl", **alone)
-layers = [nn.Linear(64, 64, device="meta") for _ in range(4)]  # shapes without bytes
-model = nn.Sequential(*layers)  # or your model
+model = nn.Sequential(*[nn.Linear(64, 64, device="meta") for _ in range(4)])  # yours, on "meta"
 policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 for module in (*model, model):  # each layer is a unit, and so is what remains
     fully_shard(module, mp_policy=policy)
@@ -611,8 +610,7 @@ torch.manual_seed(dist.get_rank())  # each rank draws the numbers of its own row
 for weight in model.parameters():
     nn.init.normal_(weight.to_local(), std=0.02)  # or load a checkpoint here
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)  # after sharding: it steps the shards
-x = torch.randn(8, 64, device=device)  # this rank's part of your batch
-model(x).float().square().mean().backward()
+model(torch.randn(8, 64, device=device)).float().square().mean().backward()  # on its own batch
 optimizer.step()
 own = sum(weight.to_local().nbytes for weight in model.parameters())
 print(own, "bytes of weights on rank", dist.get_rank())
