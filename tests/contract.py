@@ -13,7 +13,6 @@ from nbformat import NotebookNode
 
 from course_utils.authoring.sources import PAGES, THIS_MACHINE
 
-LONGEST_CELL = 20
 """Lines of code in one cell."""
 
 MOST_UNCOMPARED = 0.25
@@ -42,7 +41,7 @@ def faults(notebook: NotebookNode, path: Path) -> list[str]:
         return found  # nothing else can be relied on
     found += [*ids(notebook, path.stem), *execution(notebook), *outputs(notebook)]
     found += [*private_things(notebook), *pictures(notebook), *tables(notebook), *bullets(notebook)]
-    found += [*length(notebook), *opening(notebook)]
+    found += opening(notebook)
     if path.parent.name == "notebooks":
         found += comparison(notebook)
     if path.parent.name == "notebooks" and path.stem not in PAGES:
@@ -224,14 +223,6 @@ def lists_without_a_gap(text: str) -> Iterator[str]:
         depth += is_list - (token.type in ("bullet_list_close", "ordered_list_close"))
         if token.type == "paragraph_open" and token.map:
             paragraph_end = token.map[1]
-
-
-def length(notebook: NotebookNode) -> Iterator[str]:
-    """Cells that fit on a screen."""
-    for cell in code_cells(notebook):
-        lines = len(cell.source.splitlines())
-        if lines > LONGEST_CELL:
-            yield f"{cell.id} has {lines} lines of code; one idea fits in {LONGEST_CELL}"
 
 
 def opening(notebook: NotebookNode) -> Iterator[str]:

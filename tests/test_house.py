@@ -37,6 +37,17 @@ def test_every_import_points_down() -> None:
     assert {arrow for arrow in upward if arrow[0] not in ("", "__main__")} == set()
 
 
+def test_the_package_imports_itself_by_relative_names() -> None:
+    absolute = {
+        f"{name}:{node.lineno}"
+        for name, path in house.modules().items()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and not node.level and node.module
+        if node.module.partition(".")[0] == "course_utils"
+    }
+    assert absolute == set()
+
+
 def test_no_imports_go_in_a_circle() -> None:
     assert house.circles() == []
 

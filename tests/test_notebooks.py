@@ -161,7 +161,6 @@ SPOILED: dict[str, tuple[Callable[[NotebookNode], object], str]] = {
     "markdown image": (source_of(0, "A stack of bytes.", "stack"), "no sentence: 'stack'"),
     "broken table": (source_of(0, "| 41 GB |", "| 41 |\nGB |"), "a table whose rows and header differ"),
     "accidental bullet": (source_of(5, "[The", "Save it (Ctrl\n+ S).\n\n[The"), "Markdown makes a bullet"),
-    "long cell": (source_of(4, "x = 1", "x = 1\n" * 21), "has 21 lines of code"),
     "second title": (source_of(5, "[The exercise]", "# [The exercise]"), "01_first-06 holds a second title"),
     "no title": (source_of(0, "# A lesson", "A lesson"), "does not begin with a title"),
     "no minutes": (source_of(0, "30 minutes", "a while"), "how many minutes"),

@@ -68,8 +68,7 @@ def executed(codes: list[str], folder: Path) -> None:
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_a_lesson_ends_in_code_of_ones_own(path: Path, alone: Path) -> None:
     first = next(iter(own(path)), "")
-    assert 10 <= sum(bool(line.strip()) for line in first.splitlines()) <= 22
-    assert "course_utils" not in first
+    assert first and "course_utils" not in first
     executed([first], alone)
 
 
