@@ -13,8 +13,6 @@ from nbformat import NotebookNode
 
 from course_utils.authoring.sources import PAGES, THIS_MACHINE
 
-"""Lines of code in one cell."""
-
 MOST_UNCOMPARED = 0.25
 """Part of a lesson's code cells whose outputs nbval may leave uncompared."""
 
