@@ -33,7 +33,7 @@ if REPOSITORY:
     pull = {"repo": REPOSITORY, "branch": branch, "urlpath": f"lab/tree/{folder}/{FIRST}"}
     c.Spawner.default_url = f"/git-pull?{urlencode(pull)}"
 
-# A simulated step of GPT-2 XL takes under 1 GB of host memory, four processes of lesson 08 more. Not every
+# A simulated step of GPT-2 XL takes under 1 GB of host memory, four processes of lesson 10 more. Not every
 # spawner holds to this: SystemdSpawner, DockerSpawner and KubeSpawner do, JupyterHub's own
 # LocalProcessSpawner does not.
 c.Spawner.mem_limit = "3G"

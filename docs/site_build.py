@@ -288,15 +288,15 @@ QUESTIONS = {
     "04": "How many parameters does an architecture have, to the unit?",
     "05": "What does each operation keep for backward?",
     "06": "How much memory does recomputation save, and how much time does it cost?",
-    "07": "How does a large batch fit into a small memory?",
-    "07b": "How large should a batch be, and which learning rate does it need?",
-    "08": "What do replicas cost, and what do they send one another?",
-    "09": "What happens when nothing is kept twice?",
-    "10": "How can memory run out with a third of it free?",
-    "11": "How is a model cut, and what waits for what?",
-    "12": "How do you train a model that you could not even store?",
-    "13": "Nine calculators answer one question. Who is right?",
-    "14": "Will it fit? Can you predict the peak, and then be right?",
+    "08": "How does a large batch fit into a small memory?",
+    "09": "How large should a batch be, and which learning rate does it need?",
+    "10": "What do replicas cost, and what do they send one another?",
+    "11": "What happens when nothing is kept twice?",
+    "12": "How can memory run out with a third of it free?",
+    "14": "How is a model cut, and what waits for what?",
+    "16": "How do you train a model that you could not even store?",
+    "18": "Nine calculators answer one question. Who is right?",
+    "19": "Will it fit? Can you predict the peak, and then be right?",
 }
 COURSE = (
     "A course that accounts for every byte of a training step: guess, estimate, measure, explain the gap."
@@ -309,7 +309,7 @@ CARD_BAR = ((0.06, "#0072B2"), (0.03, "#56B4E9"), (0.12, "#E69F00"), (0.7, "#009
 
 def describe(app: Any, page: str, _: str, context: dict[str, Any], __: Any) -> None:
     """Add what other sites show of a link: a title, a sentence, and a picture if the address is known."""
-    found = re.match(r"(?:notebooks|exercises)/(\d\d[a-z]?)_", page)
+    found = re.match(r"(?:notebooks|exercises)/(\d\d)_", page)
     number = found[1] if found else ""
     title = html.escape(re.sub(r"<[^>]+>", "", context.get("title", "")), quote=True)
     said = html.escape(QUESTIONS.get(number, COURSE))

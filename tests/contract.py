@@ -12,6 +12,7 @@ from markdown_it import MarkdownIt
 from nbformat import NotebookNode
 
 from course_utils.authoring.sources import PAGES, THIS_MACHINE
+from course_utils.interactive.course_files import EXERCISES_WITH
 
 MOST_UNCOMPARED = 0.25
 """Part of a lesson's code cells whose outputs nbval may leave uncompared."""
@@ -270,6 +271,7 @@ def rhythm(notebook: NotebookNode, stem: str) -> Iterator[str]:
     answers = [number for number, source in enumerate(code) if "reveal(" in source]
     if not guesses or not answers or answers[0] <= guesses[0]:
         yield "does not ask for a guess with predict() before it answers with reveal()"
-    exercises = rf"\.\./exercises/{stem[:2]}_\w+\.ipynb"  # lessons 07 and 07b share theirs
+    number = EXERCISES_WITH.get(stem[:2], stem[:2])
+    exercises = rf"\.\./exercises/{number}_\w+\.ipynb"
     if not any(re.search(exercises, cell.source) for cell in markdown_cells(notebook)):
-        yield f"has no link to ../exercises/{stem[:2]}_….ipynb"
+        yield f"has no link to ../exercises/{number}_….ipynb"

@@ -46,7 +46,7 @@ TESTS = (
         "house",
         "language_model",
     ),
-    *("lesson_02_checks", "lesson_09_checks", "lesson_12_checks", "lessons_*", "lora", "memory_map"),
+    *("lesson_02_checks", "lesson_11_checks", "lesson_16_checks", "lessons_*", "lora", "memory_map"),
     *("model_files", "models", "networks", "optimizers", "pipelines", "planning", "published", "questions"),
     *("recompute", "run", "schedules", "sharding", "simulated", "snapshots", "states", "tape", "tracker"),
     *("update", "workspaces"),

@@ -1,5 +1,5 @@
 """Make every file that a new lesson needs:
-`python3 -m course_utils new-lesson 15 my_lesson --title "My lesson"`.
+`python3 -m course_utils new-lesson 20 my_lesson --title "My lesson"`.
 
 The files are the skeletons of `docs/skeletons`, which build and pass their tests as they stand. What has to
 be written is marked YOURS in them; `tests/test_skeletons.py` lists the marks that are left. Standard library
@@ -9,7 +9,6 @@ alone.
 import keyword
 import re
 from argparse import Namespace
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +29,7 @@ class WrongLesson(SetupError):
 
 @dataclass(frozen=True)
 class Lesson:
-    """A new lesson: its number, "15", its name as in 15_my_lesson.py, and its title."""
+    """A new lesson: its number, "15", its name as in 20_my_lesson.py, and its title."""
 
     number: str
     name: str
@@ -43,7 +42,7 @@ class Lesson:
     def filled(self, skeleton: str) -> str:
         """The text of a skeleton with this lesson's number, name and title in place of its own."""
         text = skeleton.replace("my_lesson", self.name).replace("My lesson", self.title)
-        return re.sub(r"(?<!\d)15(?!\d)", self.number, text)
+        return re.sub(r"(?<!\d)20(?!\d)", self.number, text)
 
     def files(self) -> dict[Path, str]:
         """The new files, by their place below the root, and the skeleton of each; "" for the folder's own
@@ -51,13 +50,13 @@ class Lesson:
         """
         folder = Path("course_utils", "lessons", self.name)
         return {
-            Path("notebooks", "src", f"{self.stem}.py"): "15_my_lesson.py",
-            Path("solutions", "src", f"{self.stem}.py"): "15_my_exercises.py",
+            Path("notebooks", "src", f"{self.stem}.py"): "20_my_lesson.py",
+            Path("solutions", "src", f"{self.stem}.py"): "20_my_exercises.py",
             folder / "__init__.py": "",
-            folder / "checks.py": "15_my_checks.py",
-            folder / "quiz.py": "15_my_quiz.py",
-            folder / "quiz.toml": "15_my_quiz.toml",
-            Path("tests", f"test_lesson_{self.number}_checks.py"): "15_my_answers.py",
+            folder / "checks.py": "20_my_checks.py",
+            folder / "quiz.py": "20_my_quiz.py",
+            folder / "quiz.toml": "20_my_quiz.toml",
+            Path("tests", f"test_lesson_{self.number}_checks.py"): "20_my_answers.py",
         }
 
 
@@ -66,25 +65,25 @@ def lesson(root: Path, number: str, name: str, title: str = "") -> Lesson:
     malformed.
     """
     sources = sorted(root.glob("notebooks/src/[0-9]*.py"))
-    following = f"{max(int(number_of(path)[:2]) for path in sources) + 1:02d}"
-    if number.zfill(2) != following:
-        taken = [path.name for path in sources if number_of(path)[:2] == number.zfill(2)]
-        why = f"is taken by {taken[0]}" if taken else "is not the next one"
-        raise WrongLesson(f"Number {number} {why}: the next lesson is {following}.")
+    taken = {number_of(path): path.name for path in sources}
+    free = [f"{one:02d}" for one in range(int(max(taken)) + 2) if f"{one:02d}" not in taken]
+    if number.zfill(2) not in free:
+        why = f"is taken by {taken[number.zfill(2)]}" if number.zfill(2) in taken else "is not free"
+        raise WrongLesson(f"Number {number} {why}: free are {', '.join(free)}.")
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name):
         raise WrongLesson(
             f"{name!r} cannot name a lesson's folder: use small letters and underscores, as in my_lesson."
         )
-    taken = [name] if (root / "course_utils" / "lessons" / name).exists() else []
-    taken += [path.name for path in sources if path.stem.partition("_")[2] == name]
-    if taken:
-        raise WrongLesson(f"The name {name!r} is taken by {taken[0]}: choose another one.")
+    same = [name] if (root / "course_utils" / "lessons" / name).exists() else []
+    same += [path.name for path in sources if path.stem.partition("_")[2] == name]
+    if same:
+        raise WrongLesson(f"The name {name!r} is taken by {same[0]}: choose another one.")
     title = title.strip() or name.replace("_", " ").capitalize()
     if set(title) & set('|[]"\\\n') or len(title) > 60:
         raise WrongLesson(
             f'The title {title!r} has to be one line of up to 60 characters without | [ ] " or \\.'
         )
-    return Lesson(following, name, title)
+    return Lesson(number.zfill(2), name, title)
 
 
 def make(root: Path, new: Lesson) -> list[Path]:
@@ -97,15 +96,14 @@ def make(root: Path, new: Lesson) -> list[Path]:
         raise WrongLesson(
             f"{there[0]} is there already, and nothing is overwritten: move it away or choose another name."
         )
-    shared: dict[Path, Callable[[str, Lesson], str]] = {
-        Path("README.md"): with_row,
-        Path("solutions", "instructor.md"): with_notes,
+    notes = Path("solutions", "instructor.md")
+    part = new.filled(read(root / SKELETONS / "20_my_notes.txt"))
+    changed = {
+        Path("README.md"): with_row(read(root / "README.md"), new),
+        notes: with_notes(read(root / notes), new, part),
     }
-    changed = {path: change(read(root / path), new) for path, change in shared.items()}
-    notes = new.filled(read(root / SKELETONS / "15_my_notes.txt"))
-    changed[Path("solutions", "instructor.md")] += notes
     for path, skeleton in new.files().items():
-        text = read(root / SKELETONS / skeleton) if skeleton else '"""Lesson 15: its checks and quiz."""\n'
+        text = read(root / SKELETONS / skeleton) if skeleton else '"""Lesson 20: its checks and quiz."""\n'
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         with (root / path).open("x", encoding="utf-8") as file:
             file.write(new.filled(text))
@@ -119,34 +117,40 @@ def read(path: Path) -> str:
 
 
 def with_row(readme: str, new: Lesson) -> str:
-    """README with a row for the lesson: the row of the last one, with other words in it."""
-    rows = re.findall(r"^\|.*\]\(notebooks/\d\d[a-z]?_\w+\.ipynb\).*\|$", readme, re.MULTILINE)
-    if not rows:
+    """README with a row for the lesson: the row of the lesson before it, with other words in it."""
+    rows = re.findall(r"^\|.*\]\(notebooks/(\d\d)_\w+\.ipynb\).*\|$", readme, re.MULTILINE)
+    earlier = [number for number in rows if number < new.number]
+    if not earlier:
         raise WrongLesson(
             "README.md has no table of lessons to add a row to: it needs rows that link notebooks/NN_name."
         )
-    last = rows[-1]
-    stem = re.findall(r"notebooks/(\w+)\.ipynb", last)[0]
-    old = re.findall(r"\[(\d\d[a-z]? [^\]]+)\]", last)[0]
+    link = rf"\]\(notebooks/({max(earlier)}_\w+)\.ipynb\)"
+    row = next(line for line in readme.splitlines() if line.startswith("|") and re.search(link, line))
+    stem = re.findall(r"notebooks/(\w+)\.ipynb", row)[0]
+    old = re.findall(r"\[(\d\d [^\]]+)\]", row)[0]
     cells = []
-    for cell in last.strip("|").split("|"):
+    for cell in row.strip("|").split("|"):
         if cell.strip().isdigit():
             cells.append(" 30 ")
         elif stem in cell:
             cells.append(cell.replace(stem, new.stem).replace(old, f"{new.number} {new.title}"))
         else:
             cells.append(f" {MARK}: what one finds out ")
-    return readme.replace(last, f"{last}\n|{'|'.join(cells)}|")
+    return readme.replace(row, f"{row}\n|{'|'.join(cells)}|")
 
 
-def with_notes(notes: str, new: Lesson) -> str:
-    """The instructor's notes, to which the lesson's part can be added: they end in a lesson's part."""
-    headings = re.findall(r"^## (.+)$", notes, re.MULTILINE)
-    if not headings or not headings[-1].startswith("Lesson "):
+def with_notes(notes: str, new: Lesson, part: str) -> str:
+    """The instructor's notes with the lesson's part in its place, which is before the next lesson's."""
+    numbers = re.findall(r"^## Lesson (\d\d) · ", notes, re.MULTILINE)
+    if not numbers:
         raise WrongLesson(
-            "solutions/instructor.md does not end in a lesson's notes: move its last section up."
+            "solutions/instructor.md has no lesson's notes: it needs headings like `## Lesson 06 · Name`."
         )
-    return notes.rstrip("\n") + "\n"
+    later = [number for number in numbers if number > new.number]
+    if not later:
+        return notes.rstrip("\n") + "\n" + part
+    before, heading, after = notes.partition(f"## Lesson {min(later)} · ")
+    return before.rstrip("\n") + "\n" + part + "\n" + heading + after
 
 
 def marks(root: Path = ROOT) -> list[str]:

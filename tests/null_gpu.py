@@ -41,7 +41,7 @@ CANNOT = {
     "recorder: run: *attention='cudnn'*: failed RuntimeError: cuDNN error: CUDNN_STATUS_NOT_INITIALIZED": (
         "cuDNN asks the hardware itself, and finds none."
     ),
-    "notebooks/09*: no cell was live": "Lesson 09 simulates one rank of many.",
+    "notebooks/11*: no cell was live": "Lesson 11 simulates one rank of many.",
     "*NCCL error*": "NCCL asks the driver for what the null GPU has not.",
 }
 """Failures that the null GPU explains: a pattern of "check: failure", and the reason."""

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from course_utils.errors import unknown
-from course_utils.interactive.course_files import LESSONS, ROOT, number_of, numbered
+from course_utils.interactive.course_files import EXERCISES_WITH, LESSONS, ROOT, number_of, numbered
 
 EVERY_LESSON = (
     "test_checks_in_common", "test_front_door", "test_glossary", "test_instructor", "test_learning_alone",
@@ -35,12 +35,12 @@ IN_ONE_CASE = (
 
 def scope(test: str) -> str:
     """What one worker runs: all tests of an exercise in that file, or of the file; a notebook's cells."""
-    exercise = re.search(r"\[(\d\d\w?\.\d+)-", test)
+    exercise = re.search(r"\[(\d\d\.\d+)-", test)
     return f"{test.partition('::')[0]} {exercise[1] if exercise else ''}"
 
 
 class OneLesson:
-    """A plugin of pytest: leaves out what does not judge the lesson of a number, "05" or "07b"."""
+    """A plugin of pytest: leaves out what does not judge the lesson of a number, "05"."""
 
     def __init__(self, number: str) -> None:
         notebooks = {number_of(path): path for path in numbered(ROOT / "notebooks")}
@@ -48,7 +48,7 @@ class OneLesson:
         if number not in notebooks:
             raise pytest.UsageError(str(unknown("lesson", number, notebooks)))
         self.number, self.notebook = number, notebooks[number]
-        self.folder = LESSONS.get(int(number[:2]), "none")
+        self.folder = LESSONS.get(int(EXERCISES_WITH.get(number, number)), "none")
 
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
         """True for a file without a test of this lesson, which is then not even read."""

@@ -51,10 +51,10 @@ def _runs() -> Iterator[TrainingRun]:
     gpt2 = TrainingRun("gpt2", 8, 1024, "bf16-master")
     for policy in ("none", "selective-attention", "selective", "full", "every-3", "offload"):
         yield gpt2.replace(recompute=policy)
-    # 07: 100 sequences per step, cut into micro-batches, and 4 sequences alone
+    # 08: 100 sequences per step, cut into micro-batches, and 4 sequences alone
     gpt2 = TrainingRun("gpt2", 4, 1024)
     yield from (gpt2, *(gpt2.replace(micro_batch=b, accumulation_steps=100 // b) for b in (1, 4, 20, 100)))
-    # 09: FSDP2 as rank 0 of 64
+    # 11: FSDP2 as rank 0 of 64
     yield TrainingRun(
         "llama3-8b", 1, 4096, "bf16-master", recompute="full", world_size=64, zero_stage=3, loss_chunks=8
     )
@@ -80,7 +80,7 @@ def _runs() -> Iterator[TrainingRun]:
 
 
 def replayed_runs() -> list[TrainingRun]:
-    """Those of lessons 10 and 14, recorded with all their allocations: they are sent
+    """Those of lessons 12 and 19, recorded with all their allocations: they are sent
     through the allocator.
     """
     step = TrainingRun("gpt2", 8, 512)

@@ -158,7 +158,7 @@ def test_a_lesson_begins_and_ends_with_where_it_is_and_the_ways_on() -> None:
     assert f"**Lesson 06** of {max(LESSONS)} · core path" in way
     assert "core path · [4 exercises, 73 minutes](../exercises/06_recomputation.ipynb)" in way
     assert "[← 05 What does each operation keep?](05_activations.ipynb)" in way
-    assert "[07 Gradient accumulation →](07_gradient_accumulation.ipynb)" in way
+    assert "[08 Gradient accumulation →](08_gradient_accumulation.ipynb)" in way
     assert "**Exercises** of [lesson 06](../notebooks/06_recomputation.ipynb)" in frame(ROOT, exercises)
     for source in find_sources(ROOT):
         first, *_, last = drafts(ROOT, source)[0].notebook.cells
@@ -334,12 +334,12 @@ def test_lesson_may_be_named_in_several_ways(course: Path, name: str) -> None:
     assert [path.parts[-3] for path in find_sources(course, [name])] == ["notebooks", "solutions"]
 
 
-def test_a_lesson_with_a_letter_is_another_one(tmp_path: Path) -> None:
-    first = write_source(tmp_path, "notebooks", LESSON, "07_first")
-    second = write_source(tmp_path, "notebooks", LESSON, "07b_second")
+def test_a_number_names_one_lesson(tmp_path: Path) -> None:
+    first = write_source(tmp_path, "notebooks", LESSON, "08_first")
+    second = write_source(tmp_path, "notebooks", LESSON, "09_second")
     assert find_sources(tmp_path, []) == [first, second]
-    assert find_sources(tmp_path, ["07"]) == [first]
-    assert find_sources(tmp_path, ["07b"]) == [second]
+    assert find_sources(tmp_path, ["08"]) == [first]
+    assert find_sources(tmp_path, ["09"]) == [second]
 
 
 def test_committed_notebooks_agree_with_their_sources() -> None:

@@ -434,7 +434,7 @@ def torch_with_gpu(answer, capability=(7, 5)) -> ModuleType:
     """A torch that has one T4, whose free and total bytes `answer` gives or whose refusal it raises."""
     torch: Any = ModuleType("torch")
     torch.__version__ = "2.13.0"
-    torch.version = SimpleNamespace(cuda="13.0")
+    torch.version = SimpleNamespace(cuda="18.0")
     torch.cuda = SimpleNamespace(
         is_available=lambda: True,
         device_count=lambda: 1,
@@ -466,8 +466,8 @@ def test_doctor_says_what_a_gpu_can_do_or_that_it_does_not_answer():
     ("cuda", "driver", "said"),
     [
         (None, True, "set COURSE_TORCH=cuda"),
-        ("13.0", True, "update the driver"),
-        ("13.0", False, "no NVIDIA GPU"),
+        ("18.0", True, "update the driver"),
+        ("18.0", False, "no NVIDIA GPU"),
     ],
 )
 def test_doctor_says_why_there_is_no_gpu(cuda, driver, said):
@@ -605,7 +605,7 @@ def test_continuous_integration_runs_the_readme_test_command():
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 EVIDENCE = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
 LESSON_ROW = re.compile(
-    r"^\| \[(\d\d[a-z]?) [^|\]]+\]\((notebooks/\w+\.ipynb)\) \| [^|]+\| (\d+) \| [^|]+\|$", re.MULTILINE
+    r"^\| \[(\d\d) [^|\]]+\]\((notebooks/\w+\.ipynb)\) \| [^|]+\| (\d+) \| [^|]+\|$", re.MULTILINE
 )
 ESTIMATE = re.compile(r"`([a-z0-9.-]+(?: --[a-z-]+ [a-z0-9-]+)+)`[^|\n]*\| ([\d.]+) GB \|")
 

@@ -10,7 +10,7 @@ from course_utils.authoring.build import ROOT, committed_notebooks
 
 ENTRY = re.compile(
     r'^<span id="([^"]+)"></span>\n\n## (.+)\n((?:.+\n)+)\n((?:Symbols? .+ · )?)\[lesson'
-    r" (\d\d[a-z]?)\]\((.+)\)$",
+    r" (\d\d)\]\((.+)\)$",
     re.M,
 )
 TEXT = (ROOT / "docs/glossary.md").read_text(encoding="utf-8")

@@ -135,8 +135,8 @@ def test_an_archive_in_moodles_is_opened_and_belongs_to_its_learner(tmp_path: Pa
 @pytest.mark.skipif(sys.platform == "win32", reason="links and pipes need privileges there, or are not there")
 def test_links_and_pipes_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "06.ipynb").symlink_to(ROOT / "solutions" / "06_recomputation.ipynb")
-    os.mkfifo(tmp_path / "07.ipynb")
-    (tmp_path / "08.ipynb").mkdir()
+    os.mkfifo(tmp_path / "08.ipynb")
+    (tmp_path / "10.ipynb").mkdir()
     assert [one.problem for one in grade(tmp_path)] == [
         "cannot be read: it is a link",
         "cannot be read: it is not a file",

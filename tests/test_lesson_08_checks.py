@@ -1,557 +1,712 @@
-"""The checks of lesson 08: right answers of every style pass, each wrong answer gets the hint it deserves."""
+"""Checks of lesson 08: right answers of every style pass, and each planted wrong answer gets its hint."""
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain, islice
 from typing import Any
 
-import pytest
+import numpy
 import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from checking import Answers, JudgedAnswers, written
-from torch import nn
-from torch.nn.functional import cross_entropy, mse_loss
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler
+from checking import Answers, JudgedAnswers
+from torch.nn.functional import cross_entropy
 
-from course_utils.lessons.data_parallelism.checks import PROGRAM, RANKS
-from course_utils.lessons.shared.on_ranks import outcomes
+from course_utils.lessons.accumulation.micro_batches import mean_loss
+
+Parts = Iterator[tuple[torch.Tensor, torch.Tensor]]
 
 
-def by_steps(D: int, S: int) -> dict[str, float]:
-    part = S / D
-    steps = range(D - 1)
-    return {"server": D * (S + S), "naive": len(steps) * S, "ring": part * len(steps) + part * len(steps)}
-
-
-def arrow_by_arrow(D: int, S: int) -> dict[str, float]:
-    others = range(1, D)
-    return {
-        "ring": sum(S / D for _ in others) * 2,
-        "naive": sum(S for _ in others),
-        "server": sum([S + S] * D),
-    }
-
-
-def with_one(name: str, formula: Callable[[int, int], float]) -> Any:
-    return lambda D, S: {**by_steps(D, S), name: formula(D, S)}
-
-
-TRAFFIC = Answers(
-    right=[
-        arrow_by_arrow,
-        by_steps,
-        lambda D, S: {"server": S * 2 * D, "naive": S * D - S, "ring": 2 * (S - S / D)},
-        with_one("ring", lambda D, S: 2 * (D - 1) * S // D),
-        with_one("ring", lambda D, S: 2 * (D - 1) * -(-S // D)),
-    ],
-    wrong=[
-        (with_one("server", lambda D, S: D * S), "one way"),
-        (with_one("server", lambda D, S: 2 * S), "one worker's traffic"),
-        (with_one("server", lambda D, S: 2 * (D - 1) * S), "a machine of its own"),
-        (with_one("server", lambda D, S: 3 * S), "server is off"),
-        (with_one("naive", lambda D, S: D * S), "No rank sends to itself"),
-        (with_one("naive", lambda D, S: D * (D - 1) * S), "the sum over all ranks. Return the bytes of one"),
-        (with_one("ring", lambda D, S: (D - 1) * S / D), "ring: this is the first half"),
-        (with_one("ring", lambda D, S: 2 * (D - 1) * S), "you send the whole gradient in each message"),
-        (with_one("ring", lambda D, S: 2 * S), "the limit for very many ranks"),
-        (with_one("ring", lambda D, S: 2 * (D - 1) * (S // D)), "rounds down"),
-        (with_one("ring", lambda D, S: 2 * (S // D)), "ring is off"),
-    ],
-)
-
-
-def ring_right(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
-    for step in range(2 * (ranks - 1)):
-        leaves = (rank - step) % ranks
-        comes = (rank - step - 1) % ranks
-        send(parts[leaves], (rank + 1) % ranks)
-        arrived = receive((rank - 1) % ranks)
-        parts[comes] = parts[comes] + arrived if step < ranks - 1 else arrived
-    return parts
-
-
-def in_two_loops(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
-    current = rank
-    for _ in range(ranks - 1):
-        send(parts[current], (rank + 1) % ranks)
-        current = (current - 1) % ranks
-        parts[current] += receive((rank - 1) % ranks)
-    for _ in range(ranks - 1):
-        send(parts[current], (rank + 1) % ranks)
-        current = (current - 1) % ranks
-        parts[current].copy_(receive((rank - 1) % ranks))
-    return tuple(parts)
-
-
-def by_a_list(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
-    mine = list(parts)
-    order = [(rank - step) % ranks for step in range(2 * ranks - 1)]
-    for step in range(2 * ranks - 2):
-        send(mine[order[step]], (rank + 1) % ranks)
-        arrived = receive((rank - 1) % ranks)
-        mine[order[step + 1]] = arrived if step >= ranks - 1 else torch.add(arrived, mine[order[step + 1]])
-    return mine
-
-
-def ring_of(steps: Callable[[int], int], added: int = 1, moves: int = 1, more: int = 0) -> Any:
-    """A ring of other steps that adds in `added` halves; a part `moves` on with each, `more` messages."""
-
-    def answer(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
-        right = (rank + 1) % ranks
-        left = (rank - 1) % ranks
-        for step in range(steps(ranks)):
-            leaves = (rank - step * moves) % ranks
-            comes = (rank - (step + 1) * moves) % ranks
-            send(parts[leaves], right)
-            parts[comes] = receive(left) + (parts[comes] if step < added * (ranks - 1) else 0)
-        for _ in range(more):
-            send(parts[0], right)
-        return parts
-
-    return answer
-
-
-def to_everybody(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
-    others = [other for other in range(ranks) if other != rank]
-    for other in others:
-        send(torch.stack(parts), other)
-    return list(sum([receive(other) for other in others], torch.stack(parts)))
-
-
-def around(joined: bool) -> Any:
-    """Every part whole: D−1 rounds, in which all that came from the left is added and handed on."""
-
-    def answer(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
-        passing = [torch.stack(parts)] if joined else list(parts)
-        sums = torch.stack(parts)
-        for _ in range(ranks - 1):
-            for piece in passing:
-                send(piece, (rank + 1) % ranks)
-            passing = [receive((rank - 1) % ranks) for _ in passing]
-            sums += passing[0] if joined else torch.stack(passing)
-        return list(sums)
-
-    return answer
-
-
-def stacked(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
-    for step in range(2 * (ranks - 1)):
-        send(parts[(rank - step) % ranks], (rank + 1) % ranks)
-        comes = (rank - step - 1) % ranks
-        parts[comes] = receive((rank - 1) % ranks) + parts[comes] * (step < ranks - 1)
-    return torch.stack(parts)
-
-
-def in_means(*given: Any) -> Any:
-    return [part / given[2] for part in ring_right(*given)]
-
-
-def with_a_helper(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
-    return in_two_loops(parts, rank, ranks, send, receive)
-
-
-def in_another_order(*given: Any) -> Any:
-    return list(reversed(ring_right(*given)))
-
-
-def by_torch(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
-    for part in parts:
-        dist.all_reduce(part)
-    return parts
-
-
-def in_one_box(parts: Any, rank: int, ranks: int, send: Any, receive: Any, box: Any = {}) -> Any:  # noqa: B006, the slip
-    box[ranks, rank] = [part.clone() for part in parts]
-    for _ in range(ranks - 1):
-        send(parts[rank], (rank + 1) % ranks)
-        receive((rank - 1) % ranks)
-    return [sum(kept[part] for (size, _), kept in box.items() if size == ranks) for part in range(ranks)]
-
-
-RING = Answers(
-    right=[ring_right, in_two_loops, by_a_list, stacked],
-    wrong=[
-        (ring_of(lambda D: D - 1), "this is only the first half"),
-        (ring_of(lambda D: 2 * D - 2, added=2), "more than once"),
-        (ring_of(lambda D: 2 * D - 2 - (D > 2)), "Which part leaves first in the second"),
-        (in_another_order, "not in their original order"),
-        (by_torch, "not with `dist`"),
-        (
-            lambda parts, rank, ranks, send, receive: send(parts[0], (rank + 1) % ranks).wait(),
-            "`send` returns nothing",
-        ),
-        (lambda parts, rank, ranks, send, receive: receive(parts[0], rank), "takes one argument"),
-        (in_means, "divided by the number of ranks"),
-        (ring_of(lambda D: 2 * D - 2, more=1), "never received"),
-        (ring_of(lambda D: D - 1, moves=0), "no part is a complete sum"),
-        (to_everybody, "this is not a ring"),
-        (
-            lambda parts, rank, ranks, send, receive: send(parts[rank], rank + 1) or parts,
-            "closes with `% ranks`",
-        ),
-        (lambda parts, rank, ranks, send, receive: send(parts, (rank + 1) % ranks), "not a list"),
-        (around(joined=False), "a rank sends 12 messages"),
-        (around(joined=True), "larger than a part"),
-        (
-            lambda parts, rank, ranks, send, receive: receive(rank - 1 if rank else ranks - 1),
-            "Deadlock: rank 0 waits for a message from rank 3",
-        ),
-        (lambda parts, rank, ranks, send, receive: receive(9), "There is no rank 9 to receive from"),
-        (lambda parts, rank, ranks, send, receive: parts[:1], "all 4 parts"),
-        (lambda parts, rank, ranks, send, receive: [1] * ranks, "One of your parts is"),
-        (lambda parts, rank, ranks, send, receive: [part[:2] for part in parts], "has changed its length"),
-        (in_one_box, "but not on real ranks: do you keep anything outside"),
-        (with_a_helper, "your function raised NameError: name 'in_two_loops'"),
-    ],
-)
-
-
-def backward_of(
-    factor: str = "D / tokens",
-    own: Sequence[str] = (),
-    returned: str = "mean.item() / tokens.item()",
+def streaming(
+    counts: Callable[[torch.Tensor], int] = lambda targets: int((targets != -100).sum()),
     reduction: str = "sum",
-    model: str = "model",
-    counted: str = "(targets != -100).sum()",
+    least: int = 0,
+    skips: bool = True,
+    last: bool = True,
+    clears: bool = True,
+    number: Callable[[torch.Tensor], Any] = torch.Tensor.item,
+    steps: bool = True,
 ) -> Any:
-    lines = [
-        "def backward(model, inputs, targets):",
-        f"    own = tokens = {counted}",
-        "    dist.all_reduce(tokens := tokens.clone())",
-        "    D = dist.get_world_size()",
-        f"    loss = cross_entropy({model}(inputs).transpose(1, 2), targets, reduction='{reduction}')",
-        f"    (loss * ({factor})).backward()",
-        "    dist.all_reduce(mean := loss.detach().clone())",
-        f"    return {returned}",
-    ]
-    return written(lines, "backward", {"torch": torch, "dist": dist, "cross_entropy": cross_entropy})
+    """A pass that counts micro-batches and divides gradients at the end of each group; right by default."""
 
+    def train_pass(model: Any, optimizer: Any, loader: Parts, k: int) -> list[float]:
+        losses: list[Any] = []
+        total: Any = 0
+        count = waiting = 0
 
-def means_weighted(model: Any, inputs: Any, targets: Any) -> Any:
-    own = torch.tensor(float((targets >= 0).sum()))
-    whole = own.clone()
-    dist.all_reduce(whole)
-    mean = cross_entropy(model(inputs).flatten(0, 1), targets.flatten()) if own else 0.0 * model(inputs).sum()
-    share = own / whole
-    (mean * share * dist.get_world_size()).backward()
-    total = (mean * share).detach()
-    dist.all_reduce(total)
-    return total
+        def finish() -> None:
+            nonlocal total, count, waiting
+            if count or not skips:
+                for weight in model.parameters():
+                    if weight.grad is not None:
+                        weight.grad.div_(max(count, least))
+                if steps:
+                    optimizer.step()
+                losses.append(total / max(count, least, 1))
+            if clears:
+                optimizer.zero_grad()
+            total, count, waiting = 0, 0, 0
 
-
-def gradients_weighted(model: Any, inputs: Any, targets: Any) -> float:
-    logits = model(inputs)
-    found = targets != -100
-    both = torch.stack(
-        [found.sum(), F.cross_entropy(logits[found], targets[found], reduction="sum").detach()]
-    )
-    cross_entropy(logits[found], targets[found], reduction="sum").backward()
-    dist.all_reduce(both)
-    for weight in model.parameters():
-        weight.grad *= dist.get_world_size() / both[0]
-    return float(both[1] / both[0])
-
-
-def gathered_numbers(model: Any, inputs: Any, targets: Any) -> float:
-    own = (targets != -100).sum()
-    counts = [torch.zeros_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(counts, own)
-    tokens = sum(count.item() for count in counts)
-    loss = cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction="sum")
-    (loss * len(counts) / tokens).backward()
-    loss = loss.detach()
-    dist.all_reduce(loss)
-    return loss.item() / tokens
-
-
-def gathered_objects(model: Any, inputs: Any, targets: Any) -> float:
-    loss = cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction="sum")
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, (loss.item(), (targets != -100).sum().item()))
-    tokens = sum(count for _, count in found)
-    (loss * len(found) / tokens).backward()
-    return sum(one for one, _ in found) / tokens
-
-
-def only_with_tokens(model: Any, inputs: Any, targets: Any) -> float:
-    own = (targets != -100).sum()
-    tokens = own.clone()
-    dist.all_reduce(tokens)
-    if own == 0:
-        loss = torch.zeros(())
-    else:
-        loss = cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction="sum") / tokens
-        (loss * dist.get_world_size()).backward()
-    dist.all_reduce(mean := loss.detach())
-    return mean.item()
-
-
-def only_when_needed(model: Any, inputs: Any, targets: Any) -> float:
-    own = (targets != -100).sum()
-    loss = cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction="sum")
-    if own == 0:
-        (loss * 0).backward()
-        return 0.0
-    dist.all_reduce(own)
-    (loss / own * dist.get_world_size()).backward()
-    return float(loss / own)
-
-
-def no_backward(model: Any, inputs: Any, targets: Any) -> float:
-    return cross_entropy(model(inputs).flatten(0, 1), targets.flatten()).item()
-
-
-TOKEN_BACKWARD = Answers(
-    right=[backward_of(), means_weighted, gradients_weighted, gathered_numbers, gathered_objects],
-    wrong=[
-        (backward_of("1", reduction="mean", returned="mean.item() / D"), "You leave the loss as it is"),
-        (backward_of("1 / tokens"), "DDP takes the mean of their gradients"),
-        (only_with_tokens, "does not go backward"),
-        (backward_of("1"), "a sum over tokens"),
-        (backward_of("D"), "Which number must divide it?"),
-        (backward_of(counted="torch.tensor(targets.numel())"), "Those of -100 are not tokens"),
-        (backward_of("1 / (tokens * D)"), "You divide by the number of ranks. DDP already"),
-        (backward_of("D * own / tokens", reduction="mean"), "A mean over no token is 0/0"),
-        (backward_of("D / tokens / 3"), "DDP takes the mean of their gradients"),
-        (backward_of("D / tokens", model="model.module"), "who calls DDP's own forward"),
-        (backward_of(returned="loss.item() / max(own.item(), 1)"), "the mean over the tokens of *all* ranks"),
-        (backward_of("D * 2 / tokens"), "The gradient is off"),
-        (no_backward, "does not go backward"),
-        (backward_of(returned="None"), "returned nothing"),
-        (only_when_needed, "the same exchanges"),
-        (backward_of("3 / tokens"), "Who knows how many ranks there are?"),
-        (backward_of("max(D - (tokens == 12).int(), 1) / tokens"), "all ranks, with or without them"),
-        (backward_of(model="reader"), "raised NameError: name 'reader'"),
-    ],
-)
-
-
-STEP, CLEAR = "optimizer.step()", "optimizer.zero_grad()"
-BY_HAND = "[torch.distributed.all_reduce(one.grad.div_(3)) for one in model.parameters()]"
-MEAN = "for weight in model.parameters(): weight.grad /= len(micro_batches)"
-
-
-def step_of(
-    loss: str = "mse_loss(model(x), y) / len(micro_batches)",
-    waits: str = "index < len(micro_batches) - 1",
-    after_each: Sequence[str] = (),
-    end: Sequence[str] = (STEP, CLEAR),
-) -> Any:
-    """A training step with some of its lines in another way."""
-    lines = [
-        "def step(model, optimizer, micro_batches):",
-        "    for index, (x, y) in enumerate(micro_batches):",
-        f"        with model.no_sync() if {waits} else nullcontext():",
-        f"            ({loss}).backward()",
-        *(f"        {line}" for line in after_each),
-        *(f"    {line}" for line in end),
-    ]
-    return written(lines, "step", {"torch": torch, "nullcontext": nullcontext, "mse_loss": mse_loss})
-
-
-def two_blocks(model: Any, optimizer: Any, micro_batches: Any) -> None:
-    optimizer.zero_grad()
-    *early, last = micro_batches
-    with model.no_sync():
-        for x, y in early:
-            (mse_loss(model(x), y) / len(micro_batches)).backward()
-    (mse_loss(model(last[0]), last[1]) / len(micro_batches)).backward()
-    optimizer.step()
-
-
-def of_another_cell(model: Any, optimizer: Any, micro_batches: Any) -> None:
-    two_blocks(model, optimizer, micro_batches)
-
-
-def joined(model: Any, optimizer: Any, micro_batches: Any) -> None:
-    inputs, targets = (torch.cat(parts) for parts in zip(*micro_batches, strict=True))
-    mse_loss(model(inputs), targets).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-MENDED_STEP = Answers(
-    right=[step_of(), two_blocks, step_of(loss="mse_loss(model(x), y)", end=(MEAN, STEP, CLEAR))],
-    wrong=[
-        (
-            step_of(loss="mse_loss(model.module(x), y) / len(micro_batches)"),
-            "DDP exchanges no gradient at all",
-        ),
-        (step_of(waits="True"), "DDP exchanges no gradient at all"),
-        (step_of(waits="True", end=[BY_HAND, STEP, CLEAR]), "DDP exchanges no gradient at all"),
-        (step_of(waits="(index + 1) % 4"), "With some numbers of micro-batches"),
-        (step_of(waits="index != len(micro_batches) // 2 * 2 - 1"), "With some numbers of micro-batches"),
-        (step_of(waits="index < len(micro_batches) - 1 or not index"), "With some numbers of micro-batches"),
-        (step_of(loss="mse_loss(model(x), y) / 4"), "Right with 4 micro-batches"),
-        (step_of(waits="index"), "The ranks drift apart, though gradients are exchanged"),
-        (step_of(loss="mse_loss(model(x), y) / 4"), "By how much do you divide the loss"),
-        (step_of(end=[STEP]), "what does a step leave behind?"),
-        (step_of(waits="False"), "more than once per step"),
-        (joined, "the memory is not"),
-        (step_of(waits="False", after_each=(STEP, CLEAR), end=()), "When do you step and clear?"),
-        (step_of(end=[CLEAR]), "When do you step and clear?"),
-        (of_another_cell, "raised NameError: name 'two_blocks' is not defined"),
-        (lambda model, optimizer, micro_batches: None, "with `def`"),
-    ],
-)
-
-
-MODEL = "model = DistributedDataParallel(body.append(nn.Linear(8, 1)))"
-SAMPLER, EPOCH = "sampler = DistributedSampler(data)", "sampler.set_epoch(epoch)"
-SHARED = ("dist.all_reduce(total)", "losses.append(total.item() / seen / dist.get_world_size())")
-KNOWN = {
-    "torch": torch,
-    "nn": torch.nn,
-    "dist": dist,
-    "DistributedDataParallel": DistributedDataParallel,
-    "DataLoader": DataLoader,
-    "DistributedSampler": DistributedSampler,
-    "mse_loss": mse_loss,
-}
-
-
-def training_of(
-    start: Sequence[str] = (MODEL,),
-    sampler: str = SAMPLER,
-    order: str = EPOCH,
-    forward: str = "model(x)",
-    loader: str = "DataLoader(data, batch, sampler=sampler)",
-    logged: Sequence[str] = SHARED,
-    optimizer: str = "torch.optim.SGD(model.parameters(), lr=0.1)",
-    result: str = "model, losses",
-) -> Any:
-    """A training on all ranks with some of its lines in another way."""
-    lines = [
-        "def train(body, data, epochs, batch):",
-        *(f"    {line}" for line in start),
-        f"    optimizer, losses = {optimizer}, []",
-        f"    {sampler}",
-        "    for epoch in range(epochs):",
-        f"        {order}",
-        "        total, seen = torch.zeros(()), 0",
-        f"        for x, y in {loader}:",
-        "            optimizer.zero_grad()",
-        f"            loss = mse_loss({forward}, y)",
-        "            loss.backward()",
-        "            optimizer.step()",
-        "            total, seen = total + len(x) * loss.detach(), seen + len(x)",
-        *(f"        {line}" for line in logged),
-        f"    return {result}",
-    ]
-    return written(lines, "train", KNOWN)
-
-
-def by_indices(body: Any, data: Any, epochs: int, batch: int) -> Any:
-    """Without a sampler: one order for all, and every third of it."""
-    D = dist.get_world_size()
-    rank = dist.get_rank()
-    model = DistributedDataParallel(nn.Sequential(*body, nn.Linear(8, 1)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    losses = []
-    for epoch in range(epochs):
-        order = torch.randperm(len(data), generator=torch.Generator().manual_seed(epoch)).tolist()
-        mine = (order + order[: -len(order) % D])[rank::D]
-        total = []
-        for at in range(0, len(mine), batch):
-            drawn = [data[i] for i in mine[at : at + batch]]
-            x, y = (torch.stack(column) for column in zip(*drawn, strict=True))
-            model.zero_grad()
-            loss = mse_loss(model(x), y)
+        for tokens, targets in loader:
+            loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction=reduction)
             loss.backward()
+            total = total + number(loss)
+            count = count + counts(targets)
+            waiting = waiting + 1
+            if waiting == k:
+                finish()
+        if waiting and last:
+            finish()
+        optimizer.zero_grad()
+        return losses
+
+    return train_pass
+
+
+def by_shares(model: Any, optimizer: Any, loader: Parts, k: int) -> list[Any]:
+    """Means, weighed back to sums; gradients divided all at once; losses as tensors without a graph."""
+    losses = []
+    loader = iter(loader)
+    for first in loader:
+        group = chain([first], islice(loader, k - 1))
+        first = None
+        total = torch.zeros(()).double()
+        count = 0
+        for tokens, targets in group:
+            real = targets != -100
+            if real.any():
+                loss = cross_entropy(model(tokens)[real], targets[real]) * real.sum()
+                loss.backward()
+                total = total + loss.detach()
+                count = count + real.sum()
+        grads = [weight.grad for weight in model.parameters() if weight.grad is not None]
+        if count:
+            torch._foreach_div_(grads, float(count))
             optimizer.step()
-            total += [loss.item()] * len(x)
-        everybody: list = [None] * D
-        dist.all_gather_object(everybody, total)
-        losses.append(sum(map(sum, everybody)) / sum(map(len, everybody)))
-    return [model, losses]
+            losses.append(total / count)
+        for weight in model.parameters():
+            weight.grad = None
+    return losses
 
 
-LATE = ("model = DistributedDataParallel(body)", "model.module.append(nn.Linear(8, 1))")
-FROZEN = "torch.optim.SGD(body[0].parameters(), lr=0.1)"
-FIXED_TRAINING = Answers(
-    right=[training_of(), by_indices, training_of(start=("torch.manual_seed(1)", MODEL))],
+def in_groups(
+    model: Any, optimizer: Any, loader: Parts, k: int, graphs: bool = False, keep: bool = False
+) -> list[Any]:
+    """Looks at a whole group first; or keeps all its graphs."""
+    losses = []
+    loader = iter(loader)
+    while group := list(islice(loader, k)):
+        count = sum(int((targets != -100).sum()) for _, targets in group)
+        waiting = []
+        for tokens, targets in group if count else ():
+            loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="sum") / count
+            waiting.append(loss)
+            if not graphs:
+                loss.backward()
+        if count:
+            if graphs:
+                torch.stack(waiting).sum().backward()
+            optimizer.step()
+            losses.append(sum(waiting) if keep else torch.stack(waiting).sum().item())
+        optimizer.zero_grad()
+    return losses
+
+
+def graphs_wait(model: Any, optimizer: Any, loader: Parts, k: int) -> list[float]:
+    """Takes one micro-batch at a time, and goes backward once for each group."""
+    losses = []
+    loader = iter(loader)
+    size = k
+    while size:
+        total = torch.zeros(()).double()
+        count = 0
+        size = 0
+        for tokens, targets in islice(loader, k):
+            total = total + cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="sum")
+            count = count + (targets != -100).sum().item()
+            size = size + 1
+        if count:
+            (total / count).backward()
+            optimizer.step()
+            losses.append(total.item() / count)
+        optimizer.zero_grad()
+    return losses
+
+
+def of_means(model: Any, optimizer: Any, loader: Parts, k: int, divided: bool = True) -> list[float]:
+    losses: list[float] = []
+    while group := list(islice(loader, k)):
+        for part in group:
+            (mean_loss(model, part) / (k if divided else 1)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(1.0)
+    return losses
+
+
+def padding_left_out(model: Any, optimizer: Any, loader: Parts, k: int) -> list[float]:
+    """Groups k micro-batches that have real tokens."""
+    return streaming()(model, optimizer, (part for part in loader if (part[1] != -100).any()), k)
+
+
+def last_left_over(model: Any, optimizer: Any, loader: Parts, k: int) -> list[float]:
+    """Returns when a group is incomplete, and leaves its gradients where they are."""
+    losses: list[float] = []
+    total = count = 0
+    for number, (tokens, targets) in enumerate(loader, 1):
+        loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="sum")
+        loss.backward()
+        total = total + loss.item()
+        count = count + int((targets != -100).sum())
+        if number % k == 0:
+            model.table.grad /= count
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(total / count)
+            total = count = 0
+    return losses
+
+
+def no_gradient(model: Any, optimizer: Any, loader: Parts, k: int) -> list[float]:
+    list(loader)
+    for weight in model.parameters():
+        weight.grad /= k
+    return []
+
+
+def cleared_each_time(model: Any, optimizer: Any, loader: Parts, k: int) -> list[float]:
+    losses = []
+    while group := list(islice(loader, k)):
+        count = sum(int((targets != -100).sum()) for _, targets in group)
+        for tokens, targets in group:
+            optimizer.zero_grad()
+            (
+                cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="sum") / count
+            ).backward()
+        optimizer.step()
+        losses.append(0.0)
+    return losses
+
+
+def zeros_left(model: Any, optimizer: Any, loader: Parts, k: int) -> list[float]:
+    losses = streaming()(model, optimizer, loader, k)
+    model.table.grad = torch.zeros_like(model.table)
+    return losses
+
+
+def by_index(model: Any, optimizer: Any, loader: Any, k: int) -> list[float]:
+    for first in range(0, len(loader), k):
+        print(loader[first : first + k])
+    return []
+
+
+def each_alone(model: Any, optimizer: Any, loader: Parts, k: int) -> list[float]:
+    losses = []
+    for part in loader:
+        optimizer.zero_grad()
+        loss = mean_loss(model, part)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def rest_unguarded(model: Any, optimizer: Any, loader: Parts, k: int) -> list[float]:
+    """Asks whether there are tokens in whole groups, not in the rest."""
+    losses: list[float] = []
+    total, count, waiting = 0.0, 0, 0
+
+    def finish() -> None:
+        for weight in model.parameters():
+            if weight.grad is not None:
+                weight.grad /= torch.tensor(count)
+        optimizer.step()
+        losses.append(total / max(count, 1))
+
+    for tokens, targets in loader:
+        loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="sum")
+        loss.backward()
+        total = total + loss.item()
+        count = count + int((targets != -100).sum())
+        waiting = waiting + 1
+        if waiting == k:
+            if count:
+                finish()
+            optimizer.zero_grad()
+            total, count, waiting = 0.0, 0, 0
+    if waiting:
+        finish()
+    optimizer.zero_grad()
+    return losses
+
+
+def cleared_by_steps(model: Any, optimizer: Any, loader: Parts, k: int) -> list[float]:
+    """Clears gradients after a step alone: padding at the end leaves zeros."""
+    losses: list[float] = []
+    total, count, waiting = 0.0, 0, 0
+
+    def finish() -> None:
+        if count:
+            model.table.grad /= count
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(total / count)
+
+    for tokens, targets in loader:
+        loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="sum")
+        loss.backward()
+        total = total + loss.item()
+        count = count + int((targets != -100).sum())
+        waiting = waiting + 1
+        if waiting == k:
+            finish()
+            total, count, waiting = 0.0, 0, 0
+    finish()
+    return losses
+
+
+def one_ahead(model: Any, optimizer: Any, loader: Parts, k: int) -> list[float]:
+    """Takes the next micro-batch before this one has been used."""
+
+    def ahead() -> Parts:
+        this = next(loader, None)
+        while this is not None:
+            coming = next(loader, None)
+            yield this
+            this = coming
+
+    return streaming()(model, optimizer, ahead(), k)
+
+
+def zeros_for_no_step(model: Any, optimizer: Any, loader: Parts, k: int) -> list[float]:
+    losses: list[float] = []
+    for first in loader:
+        group = chain([first], islice(loader, k - 1))
+        losses += streaming()(model, optimizer, group, k) or [0.0]
+    return losses
+
+
+def keeps_outputs(model: Any, optimizer: Any, loader: Parts, k: int) -> list[float]:
+    kept: list[Any] = []
+    model.register_forward_hook(lambda _, __, output: kept.append(output.detach()))
+    return streaming()(model, optimizer, loader, k)
+
+
+TRAIN_PASS = Answers(
+    right=[streaming(), by_shares, streaming(number=lambda loss: float(loss.detach()))],
     wrong=[
-        (training_of(start=LATE), "Ranks start with different weights"),
-        (
-            training_of(start=("torch.manual_seed(0)", "body[0] = nn.Linear(8, 8)", *LATE)),
-            "Are all weights in DDP",
-        ),
-        (
-            training_of(sampler="", order="", loader="DataLoader(data, batch, shuffle=True)"),
-            "more than all samples",
-        ),
-        (
-            training_of(
-                sampler="torch.manual_seed(0)", order="", loader="DataLoader(data, batch, shuffle=True)"
-            ),
-            "more than all samples",
-        ),
-        (training_of(order=""), "the same order"),
-        (training_of(sampler="sampler = DistributedSampler(data, shuffle=False)"), "the same order"),
-        (
-            training_of(sampler="sampler = DistributedSampler(data, seed=dist.get_rank())"),
-            "never drawn in an epoch",
-        ),
-        (
-            training_of(sampler="sampler = DistributedSampler(data, drop_last=True)"),
-            "never drawn in an epoch",
-        ),
-        (
-            training_of(loader="DataLoader(data, batch, sampler=sampler, drop_last=True)"),
-            "never drawn in an epoch",
-        ),
-        (training_of(loader="DataLoader(data, batch // 3, sampler=sampler)"), "at once than `batch`"),
-        (training_of(loader="DataLoader(data, batch * 3, sampler=sampler)"), "at once than `batch`"),
-        (training_of(forward="model(x)", logged=["losses.append(loss.item())"]), "losses of its own samples"),
-        (training_of(result="losses, model"), "Return two things"),
-        (training_of(optimizer=FROZEN), "Does every weight learn"),
-        (training_of(optimizer="torch.optim.SGD(model.parameters(), lr=0.3)"), "one process with SGD"),
-        (training_of(forward="model.module(x)"), "is not in DDP, or you never call"),
-        (training_of(result="model.module, losses"), "is not the model in DDP"),
-        (training_of(logged=[SHARED[0], "losses.append(total.item() / seen / 3)"]), "Right on three ranks"),
-        (training_of(logged=["losses.append(total.item() / seen)"]), "losses of its own samples"),
-        (
-            training_of(logged=[SHARED[0], "losses.append(total.item() / seen)"]),
-            "D times too large on D ranks",
-        ),
-        (training_of(logged=[SHARED[0], "losses.append(total.item())"]), "not the mean over all"),
-        (training_of(logged=[]), "one loss for each epoch"),
-        (
-            training_of(logged=["[model(x) for x, y in DataLoader(data, 2, sampler=sampler)]"]),
-            "only its own, once",
-        ),
-        (training_of(start=["model = DistributedDataParallel(body)"]), "where is the new head?"),
-        (training_of(result="model"), "a DistributedDataParallel, but the exercise asks"),
-        (training_of(result="model, losses, 1"), "Return two things"),
+        (of_means, "mean of means"),
+        (partial(of_means, divided=False), "You add up losses and never divide:"),
+        (streaming(counts=lambda targets: 1, least=1), "by the number of micro-batches"),
+        (streaming(counts=torch.Tensor.numel), "You divide by padding, too"),
+        (streaming(clears=False), "previous group's gradients are still in"),
+        (streaming(last=False), "not one number for each step"),
+        (last_left_over, "fewer at the end of the stream"),
+        (padding_left_out, "also those of padding"),
+        (no_gradient, "A weight that no loss has used"),
+        (cleared_each_time, "zero_grad within a group"),
+        (zeros_left, "some `.grad` is not None"),
+        (streaming(steps=False), "The parameters have not moved"),
+        (each_alone, "not one number for each step"),
+        (streaming(skips=False), "where do you divide"),
+        (streaming(skips=False, least=1), "You step on a group without real tokens"),
+        (rest_unguarded, "where do you divide"),
+        (cleared_by_steps, "With padding at the end: some `.grad` is not None"),
+        (one_ahead, "You hold several micro-batches"),
+        (zeros_for_no_step, "a number for a group that took no step"),
+        (keeps_outputs, "or outputs of the model"),
+        (in_groups, "You hold several micro-batches"),
+        (partial(in_groups, graphs=True), "you keep graphs"),
+        (partial(in_groups, keep=True), "You return a loss with its graph"),
+        (streaming(number=lambda loss: loss), "You return a loss with its graph"),
+        (streaming(number=lambda loss: loss.item() / 2), "is not the mean per real token of its step"),
+        (graphs_wait, "you keep graphs"),
+        (by_index, "The loader is a stream"),
+        (streaming(reduction="none"), "raised RuntimeError"),
     ],
 )
 
 
-def _real(answers: Answers) -> list[Any]:
-    """Wrong answers that pass the dry run: the others would keep real ranks waiting."""
-    alone = ("does not go backward", "the same exchanges", "Return two things")
-    return [bad for bad, words in answers.wrong if words not in alone]
+def hooks(
+    add: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = lambda total, new: total + new.float(),
+    frees: bool = True,
+    first: bool = False,
+    all_weights: bool = False,
+    late: bool = False,
+    returns: Any = list,
+    keeps: bool = False,
+) -> Any:
+    """A closure for each weight; right by default."""
+
+    def add_up(weights: list[Any], masters: list[Any]) -> Any:
+        kept = []
+        handles = []
+        newest = {}
+        for weight, master in zip(weights, masters, strict=True):
+            if not weight.requires_grad and not all_weights:
+                continue
+            newest["master"] = master
+            if first:
+                master.grad = torch.zeros_like(master)
+
+            def hook(weight: Any, mine: Any = master) -> None:
+                into = newest["master"] if late else mine
+                if into.grad is None:
+                    into.grad = weight.grad.float()
+                else:
+                    into.grad = add(into.grad, weight.grad)
+                if keeps:
+                    kept.append(weight.grad)
+                if frees:
+                    weight.grad = None
+
+            handles.append(weight.register_post_accumulate_grad_hook(hook))
+        return returns(handles)
+
+    return add_up
 
 
-@pytest.fixture(scope="module", autouse=True)
-def tried() -> None:
-    """All that reach real ranks, by the same processes: a start takes seconds.
+def by_dictionary(weights: list[Any], masters: list[Any]) -> tuple[Any, ...]:
+    of = {id(weight): master for weight, master in zip(weights, masters, strict=True)}
 
-    Outcomes are kept for the checks.
-    """
-    rings = [("ring", ring) for ring in (*RING.right, with_a_helper, in_one_box)]
-    judged = {"step": MENDED_STEP, "tokens": TOKEN_BACKWARD, "train": FIXED_TRAINING}
-    others = [(judge, one) for judge, all_ in judged.items() for one in (*all_.right, *_real(all_))]
-    named = [(judge, one) for judge, one in others if one.__name__ != "<lambda>"]
-    outcomes(PROGRAM, RANKS, [*rings, *named])
-    right_on_three = [bad for bad, words in FIXED_TRAINING.wrong if words == "Right on three ranks"]
-    outcomes(PROGRAM, 2, [("train", one) for one in (*FIXED_TRAINING.right, *right_on_three)])
+    def add(weight: Any) -> None:
+        master = of[id(weight)]
+        if master.grad is None:
+            master.grad = torch.zeros_like(master)
+        master.grad.add_(weight.grad)
+        weight.grad = None
+
+    return tuple(one.register_post_accumulate_grad_hook(add) for one in weights if one.requires_grad)
 
 
-ANSWERS = {
-    "08.1": TRAFFIC, "08.2": RING, "08.3": TOKEN_BACKWARD, "08.4": MENDED_STEP, "08.5": FIXED_TRAINING
-}  # fmt: skip
+class Adder:
+    def __init__(self, master: Any) -> None:
+        self.master = master
+
+    def __call__(self, weight: Any) -> None:
+        gradient, weight.grad = weight.grad, None
+        self.master.grad = gradient.float() + (0 if self.master.grad is None else self.master.grad)
+
+
+def by_objects(weights: list[Any], masters: list[Any]) -> list[Any]:
+    handles = []
+    for number, weight in enumerate(weights):
+        if weight.requires_grad:
+            handles.append(weight.register_post_accumulate_grad_hook(Adder(masters[number])))
+    return handles
+
+
+def before_it_is_added(weights: list[Any], masters: list[Any]) -> list[Any]:
+    def add(master: Any, gradient: Any) -> None:
+        master.grad = gradient.float() if master.grad is None else master.grad + gradient
+
+    pairs = zip(weights, masters, strict=True)
+    return [one.register_hook(partial(add, master)) for one, master in pairs if one.requires_grad]
+
+
+def all_at_the_end(weights: list[Any], masters: list[Any]) -> list[Any]:
+    """Waits for the gradient that is the last one in backward."""
+    handles = []
+    waiting = []
+
+    def add(weight: Any) -> None:
+        waiting.append((weight, weight.grad))
+        weight.grad = None
+        if len(waiting) == len([one for one in weights if one.requires_grad]) - 1:
+            for one, gradient in waiting:
+                number = next(i for i, other in enumerate(weights) if other is one)
+                of = masters[number]
+                of.grad = gradient.float() if of.grad is None else of.grad + gradient
+            waiting.clear()
+
+    for weight in weights:
+        if weight.requires_grad:
+            handles.append(weight.register_post_accumulate_grad_hook(add))
+    return handles
+
+
+def two_hooks(weights: list[Any], masters: list[Any]) -> list[Any]:
+    """One hook adds, another one clears."""
+    handles = []
+    for weight, master in zip(weights, masters, strict=True):
+        if weight.requires_grad:
+
+            def add(weight: Any, master: Any = master) -> None:
+                master.grad = weight.grad.float() + (0 if master.grad is None else master.grad)
+
+            def clear(weight: Any) -> None:
+                weight.grad = None
+
+            handles += [weight.register_post_accumulate_grad_hook(one) for one in (add, clear)]
+    return handles
+
+
+def last_weight(weights: list[Any], masters: list[Any]) -> list[Any]:
+    """The hook reads the loop's weight, not its own argument."""
+    handles = []
+    for weight, master in zip(weights, masters, strict=True):
+        if weight.requires_grad:
+
+            def add(_: Any, master: Any = master) -> None:
+                gradient = weight.grad.float()  # noqa: B023
+                master.grad = gradient if master.grad is None else master.grad + gradient
+                weight.grad = None  # noqa: B023
+
+            handles.append(weight.register_post_accumulate_grad_hook(add))
+    return handles
+
+
+def shifted(weights: list[Any], masters: list[Any]) -> list[Any]:
+    return hooks()([one for one in weights if one.requires_grad], masters[: len(weights) - 1])
+
+
+ADD_UP = Answers(
+    right=[hooks(), by_dictionary, by_objects, two_hooks],
+    wrong=[
+        (hooks(late=True), "to another weight's master"),
+        (hooks(add=lambda total, new: new.float()), "Only the last micro-batch is left"),
+        (hooks(add=lambda total, new: (total.bfloat16() + new).float()), "rounded to bf16"),
+        (hooks(add=lambda total, new: total.bfloat16() + new), "must be fp32, like the master"),
+        (hooks(add=lambda total, new: (total + new) / 2), "Some sum is off"),
+        (hooks(frees=False), "Weights still hold their gradient"),
+        (before_it_is_added, "Weights still hold their gradient"),
+        (hooks(all_weights=True), "A frozen weight takes no hook"),
+        (hooks(first=True), "before any backward"),
+        (hooks(keeps=True), "Gradients in bf16 wait"),
+        (all_at_the_end, "Gradients in bf16 wait"),
+        (hooks(returns=lambda handles: None), "nothing: does every path"),
+        (hooks(returns=lambda handles: [1]), "Return the handles"),
+        (hooks(returns=lambda handles: handles[1:]), "some hook is still there"),
+        (lambda weights, masters: two_hooks(weights, masters)[::2], "some hook is still there"),
+        (last_weight, "because your loop variable has its last value"),
+        (shifted, "Or does a frozen weight shift your pairs?"),
+        (lambda weights, masters: hooks()(weights[:0], masters[:0]), "Weights still hold"),
+    ],
+)
+
+
+def measuring(
+    divided: bool = True,
+    power: int = 1,
+    chosen: Callable[[list[Any]], list[Any]] = lambda each: each,
+    biased: bool = False,
+    of: Callable[[int, int], tuple[int, int]] = lambda b, k: (b, b * k),
+    turned: bool = False,
+    clears: bool = False,
+    removes: bool = True,
+    ends: Callable[[Any], None] = lambda model: None,
+) -> Any:
+    """Hooks that add up squares per micro-batch; right by default. Undivided, it divides `.grad` last."""
+
+    def measure_noise(model: Any, parts: list[Any]) -> tuple[float, float]:
+        k = len(parts)
+        b = len(parts[0][0])
+        each = []
+        weights = [one for one in model.parameters() if one.requires_grad]
+
+        def hook(gradient: Any) -> None:
+            each[-1] += gradient.pow(2).sum().item()
+
+        handles = [one.register_hook(hook) for one in weights]
+        for part in parts:
+            if clears:
+                model.zero_grad()
+            each.append(0.0)
+            (mean_loss(model, part) / (k if divided else 1)).backward()
+        for handle in handles if removes else ():
+            handle.remove()
+        if not divided:
+            for one in weights:
+                one.grad = None if one.grad is None else one.grad / k
+        used = chosen(each)
+        short = k ** (power * 2 if divided else 0) * math.fsum(used) / len(used)
+        long = sum(one.grad.square().sum().item() for one in weights if one.grad is not None)
+        small, big = of(b, k)
+        noise = (short - long) / (1 / small - 1 / big)
+        ends(model)
+        pair = (long if biased else long - noise / big, noise)
+        return pair[::-1] if turned else pair
+
+    return measure_noise
+
+
+def by_difference(model: Any, parts: list[Any]) -> tuple[float, float]:
+    """Each gradient is the difference of `.grad`, of which it keeps a copy."""
+    k = len(parts)
+    b = len(parts[0][0])
+    squares = 0.0
+    before: dict[Any, Any] = {}
+    for part in parts:
+        (mean_loss(model, part) / k).backward()
+        for one in model.parameters():
+            if one.grad is not None:
+                squares += k * (one.grad - before.get(one, 0)).square().sum().item()
+        before = {one: one.grad.clone() for one in model.parameters() if one.grad is not None}
+    long = sum(one.grad.square().sum().item() for one in model.parameters() if one.grad is not None)
+    noise = (squares - long) / (1 / b - 1 / (k * b))
+    return long - noise / (k * b), noise
+
+
+def by_norms(model: Any, parts: list[Any]) -> Any:
+    """After each weight's accumulation, by vector norms; solves the two equations by matrix."""
+    k = len(parts)
+    b = len(parts[0][0])
+    squares = torch.zeros((), dtype=torch.float64)
+
+    def look(gradient: Any) -> None:
+        squares.add_((torch.linalg.vector_norm(gradient) * k) ** 2 / k)
+
+    handles = [weight.register_hook(look) for weight in model.parameters() if weight.requires_grad]
+    try:
+        for part in parts:
+            loss = mean_loss(model, part) / k
+            loss.backward()
+    finally:
+        for handle in handles:
+            handle.remove()
+    used = [weight.grad.flatten() for weight in model.parameters() if weight.grad is not None]
+    long = torch.stack([one @ one for one in used]).sum()
+    return tuple(numpy.linalg.solve([[1, 1 / b], [1, 1 / b / k]], [squares.item(), long.item()]))
+
+
+def as_variance(
+    model: Any, parts: list[Any], of_sums: bool = False, naive: bool = False
+) -> tuple[float, float]:
+    """The variance of the micro-batches' gradients, or of the sums so far, or without noise in the mean."""
+    k = len(parts)
+    b = len(parts[0][0])
+    total = []
+
+    def after(weight: Any) -> None:
+        total.append(weight.grad.square().sum().item())
+
+    def before(gradient: Any) -> None:
+        total.append(gradient.square().sum().item())
+
+    weights = [one for one in model.parameters() if one.requires_grad]
+    register = "register_post_accumulate_grad_hook" if of_sums else "register_hook"
+    handles = [getattr(one, register)(after if of_sums else before) for one in weights]
+    for part in parts:
+        (mean_loss(model, part) / k).backward()
+    for handle in handles:
+        handle.remove()
+    short = k * sum(total)
+    long = sum(w.grad.square().sum().item() for w in model.parameters() if w.grad is not None)
+    noise = b * (short - long)
+    return (long, noise) if naive else (long - noise / b / (k - 1), noise * k / (k - 1))
+
+
+def doubled_grad(model: Any) -> None:
+    for weight in model.parameters():
+        if weight.grad is not None:
+            weight.grad *= 3
+
+
+def sum_left(model: Any, parts: list[Any]) -> tuple[float, float]:
+    result = measuring()(model, parts)
+    for weight in model.parameters():
+        if weight.grad is not None:
+            weight.grad *= len(parts)
+    return result
+
+
+def by_ratio(signal: float, noise: float) -> tuple[float, float]:
+    return signal, noise / signal
+
+
+def never_negative(signal: float, noise: float) -> tuple[float, float]:
+    return max(signal, 0.0), noise
+
+
+def adds_in_place(model: Any, parts: list[Any]) -> tuple[float, float]:
+    total = torch.zeros((), dtype=torch.float64)
+    for weight in model.parameters():
+        if weight.requires_grad:
+            weight.register_hook(lambda gradient: total.add_(gradient.square().sum()))
+    return measuring()(model, parts)
+
+
+def unused_too(model: Any, parts: list[Any]) -> tuple[float, float]:
+    result = measuring()(model, parts)
+    return sum(weight.grad.square().sum().item() for weight in model.parameters()), result[1]
+
+
+MEASURE_NOISE = Answers(
+    right=[measuring(), by_norms, as_variance, measuring(divided=False)],
+    wrong=[
+        (measuring(power=0), "the gradient of a micro-batch's own loss"),
+        (measuring(chosen=lambda each: [sum(each) / len(each) ** 2]), "with the square"),
+        (measuring(chosen=lambda each: [sum(each)]), "The equation has their mean"),
+        (measuring(chosen=lambda each: each[:1]), "only the first micro-batch"),
+        (measuring(biased=True), "a little noise is still in it"),
+        (measuring(of=lambda b, k: (1, k)), "Return the noise of one sequence"),
+        (partial(as_variance, of_sums=True), "Which hook runs before"),
+        (partial(as_variance, naive=True), "The formula has noise for k·b sequences, too"),
+        (measuring(turned=True), "in the wrong order"),
+        (measuring(of=lambda b, k: (b, k)), "Your two numbers are off"),
+        (measuring(of=lambda b, k: (2, 2 * k)), "`len` of a pair is 2. How many sequences"),
+        (lambda model, parts: by_ratio(*measuring()(model, parts)), "not their ratio"),
+        (lambda model, parts: never_negative(*measuring()(model, parts)), "never falls below 0"),
+        (lambda model, parts: tuple(map(abs, measuring()(model, parts))), "Your two numbers are off"),
+        (adds_in_place, "Let it return nothing"),
+        (unused_too, "A weight that no loss has used"),
+        (measuring(clears=True), "Only the last micro-batch is left"),
+        (measuring(clears=True, divided=False), "Only the last micro-batch is left"),
+        (measuring(removes=False), "Your hooks are still on"),
+        (measuring(ends=lambda model: model.zero_grad()), "how should the optimizer step"),
+        (measuring(ends=doubled_grad), "is not the gradient of the mean"),
+        (sum_left, "k times too long for a step"),
+        (by_difference, "another set of gradients"),
+        (lambda model, parts: measuring()(model, parts)[0], "but the exercise asks for a tuple"),
+    ],
+)
+
+
+def warmed(
+    sgd: Callable[[float], float] = float,
+    adam: Callable[[float], float] = math.sqrt,
+    start: float = 1,
+    after: Callable[[float, float, float], float] = lambda rate, peak, part: peak,
+    part: Callable[[int, int], float] = lambda step, warm: step / warm,
+) -> Any:
+    """A rule for each optimizer, and a straight line from `start` rates to the peak; right by default."""
+
+    def answer(step: int, warm: int, rate: float, k: int, optimizer: str) -> float:
+        peak = rate * {"sgd": sgd, "adam": adam}[optimizer](k)
+        done = part(step, warm)
+        return after(rate, peak, done) if done >= 1 else start * rate + (peak - start * rate) * done
+
+    return answer
+
+
+def by_part(step: int, warm: int, rate: float, k: int, optimizer: str) -> float:
+    part = min(1.0, step / warm)
+    return rate * (1 - part) + part * rate * k ** (1 if optimizer == "sgd" else 0.5)
+
+
+def by_interpolation(step: int, warm: int, rate: float, k: int, optimizer: str) -> Any:
+    return numpy.interp(step, [0, warm], [rate, rate * {"sgd": k, "adam": numpy.sqrt(k)}[optimizer]])
+
+
+RATE = Answers(
+    right=[warmed(), by_part, by_interpolation],
+    wrong=[
+        (warmed(adam=float), "You scale by k for Adam, too"),
+        (warmed(sgd=math.sqrt), "You scale by √k for SGD, too"),
+        (warmed(sgd=math.sqrt, adam=float), "The two rules are swapped"),
+        (warmed(start=0), "You start from zero"),
+        (warmed(part=lambda step, warm: 1), "There is no warm-up"),
+        (warmed(after=lambda rate, peak, part: rate + (peak - rate) * part), "still grows after the warm-up"),
+        (warmed(after=lambda rate, peak, part: rate), "Some rate is off"),
+        (warmed(sgd=lambda k: 1, adam=lambda k: 1), "Your rate never changes"),
+        (lambda step, warm, rate, k, optimizer: rate / k, "Some rate is off"),
+        # log₂ 16 is √16: a k for which the two agree would let it pass
+        (warmed(adam=math.log2), "Some rate is off"),
+        (warmed(sgd=lambda k: 32), "Some rate is off"),
+        (warmed(part=lambda step, warm: step / 500), "Some rate is off"),
+    ],
+)
+
+ANSWERS = {"08.1": TRAIN_PASS, "08.2": ADD_UP, "08.3": MEASURE_NOISE, "08.4": RATE}
 
 
 class TestAnswers(JudgedAnswers):

@@ -1,528 +1,519 @@
-"""Checks of lesson 11: right answers of every style pass, and each planted wrong answer gets its hint."""
+"""The checks of lesson 11: right answers of every style pass, each wrong answer gets the hint it deserves."""
 
-from collections import deque
+import math
 from collections.abc import Callable
-from itertools import accumulate, pairwise, product
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from checking import Answers, JudgedAnswers, nothing
-from torch.autograd.graph import get_gradient_edge
-from torch.nn.functional import mse_loss
+import torch.distributed as dist
+from checking import Answers, JudgedAnswers, written
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import vector_to_parameters
 
-from course_utils.lessons.pipelines.checks import CUT_CASES, PROGRAM, best_cut
-from course_utils.lessons.pipelines.schedules import simulate
+from course_utils.lessons.sharding.check_ranks import padded
+from course_utils.lessons.sharding.checks import MOST, PROGRAM, RANKS
 from course_utils.lessons.shared.on_ranks import outcomes
 
 
-def as_many_as_needed(p: int, m: int, stage: int) -> int:
-    return min(m, p - stage)
+def by_chunks(shapes: Any, D: int) -> dict[str, int]:
+    """As torch does it: the first of its chunks."""
+    shard = sum(torch.empty(shape).chunk(D)[0].numel() for shape in shapes)
+    return {"padding": shard * D - sum(torch.empty(shape).numel() for shape in shapes), "shard": shard}
 
 
-Keeps = Callable[[int, int, int], int]
+def row_by_row(shapes: Any, D: int) -> dict[str, int]:
+    """Counts the rows of all ranks, real or not."""
+    rows = [(len(range(0, shape[0], D)), shape[0], math.prod(shape[1:])) for shape in shapes]
+    return {
+        "shard": sum(each * numbers for each, _, numbers in rows),
+        "padding": sum((D * each - real) * numbers for each, real, numbers in rows),
+    }
 
 
-def spans_of(counts: Any) -> list[tuple[int, int]]:
-    ends = list(accumulate(counts))
-    return [(end - count, end) for count, end in zip(counts, ends, strict=True)]
+def by_matrices(shapes: Any, D: int) -> dict[str, int]:
+    """Whole matrices of numbers, padded with rows."""
+    cut = []
+    for shape in shapes:
+        ones = torch.ones(shape)
+        matrix = ones.flatten(1) if shape[1:] else ones[:, None]
+        cut.append(torch.nn.functional.pad(matrix, (0, 0, 0, -shape[0] % D)))
+    return {
+        "shard": sum(one.numel() for one in cut) // D,
+        "padding": sum(int((one == 0).sum()) for one in cut),
+    }
 
 
-def trying_all(
-    keeps: Keeps = as_many_as_needed,
-    size: Callable[[int, int, int], float] = lambda states, kept, count: states + count * kept,
-    worst: Callable[[Any], float] = max,
-    otherwise: Any = None,
-) -> Any:
-    """Every choice of positive numbers of layers, with other bytes for a stage or a goal other than time."""
-
-    def answer(times: Any, states: Any, kept: Any, p: int, m: int, capacity: int) -> Any:
-        best = (float("inf"), otherwise)
-        for counts in product(range(1, len(times) + 1), repeat=p):
-            if sum(counts) != len(times):
-                continue
-            spans = spans_of(counts)
-            full = [
-                size(sum(states[a:b]), sum(kept[a:b]), keeps(p, m, at)) for at, (a, b) in enumerate(spans)
-            ]
-            time = worst([sum(times[a:b]) for a, b in spans])
-            if max(full) <= capacity and time < best[0]:
-                best = (time, list(counts))
-        return best[1]
-
-    return answer
+def total(shapes: Any) -> int:
+    return sum(math.prod(shape) for shape in shapes)
 
 
-def by_recursion(times: Any, states: Any, kept: Any, p: int, m: int, capacity: int) -> tuple[int, ...] | None:
-    """The best of the layers from `first` on, for the stages from `stage` on."""
-
-    def rest(first: int, stage: int) -> tuple[float, tuple[int, ...]]:
-        if stage == p:
-            return (0, ()) if first == len(times) else (float("inf"), ())
-        found: list[tuple[float, tuple[int, ...]]] = [(float("inf"), ())]
-        for end in range(first + 1, len(times) + 1):
-            full = sum(states[first:end]) + min(p - stage, m) * sum(kept[first:end])
-            if full <= capacity:
-                slowest, counts = rest(end, stage + 1)
-                found.append((max(slowest, sum(times[first:end])), (end - first, *counts)))
-        return min(found, key=lambda pair: pair[0])
-
-    slowest, counts = rest(0, 0)
-    return counts if slowest < float("inf") else None
+def with_shard(shard: Callable[..., float]) -> Any:
+    return lambda shapes, D: {"shard": shard(shapes, D), "padding": row_by_row(shapes, D)["padding"]}
 
 
-def by_simulation(times: Any, states: Any, kept: Any, p: int, m: int, capacity: int) -> Any:
-    """What stages keep comes from the simulator; the slowest stage's limit grows until a cut fits."""
-    pipeline = simulate("1F1B", p, m)
-    for limit in range(1, sum(times) + 1):
-        open_cuts = [[0]]
-        for stage in range(p):
-            longer = []
-            for ends in open_cuts:
-                start = ends[-1]
-                for end in range(start + 1, len(times) + 1):
-                    full = sum(states[start:end]) + pipeline.most_kept(stage) * sum(kept[start:end])
-                    if sum(times[start:end]) <= limit and full <= capacity:
-                        longer.append([*ends, end])
-            open_cuts = longer
-        done = [ends for ends in open_cuts if ends[-1] == len(times)]
-        if done:
-            return [end - start for start, end in pairwise(done[0])]
-    return None
+def with_padding(padding: Callable[..., float]) -> Any:
+    return lambda shapes, D: {"shard": row_by_row(shapes, D)["shard"], "padding": padding(shapes, D)}
 
 
-def until_average(times: Any, states: Any, kept: Any, p: int, m: int, capacity: int) -> list[int]:
-    """Closes a stage when it has its share of the time."""
-    counts = [0]
-    time = 0
-    for place, one in enumerate(times):
-        left = len(times) - place
-        if counts[-1] and len(counts) < p and (time >= sum(times) / p or left == p - len(counts)):
-            counts.append(0)
-            time = 0
-        counts[-1] += 1
-        time += one
-    return counts
-
-
-def equal_layers(times: Any, states: Any, kept: Any, p: int, m: int, capacity: int) -> list[int]:
-    return [len(times) // p + (stage < len(times) % p) for stage in range(p)]
-
-
-def first_that_fits(times: Any, states: Any, kept: Any, p: int, m: int, capacity: int) -> Any:
-    return trying_all(worst=lambda times: 1)(times, states, kept, p, m, capacity)
-
-
-def smallest_fullest(times: Any, states: Any, kept: Any, p: int, m: int, capacity: int) -> Any:
-    """Levels memory, not time."""
-    fitting = [capacity - spare for spare in range(capacity)]
-    found = [trying_all()(times, states, kept, p, m, one) for one in fitting]
-    return next((one for one in reversed(found) if one), None)
-
-
-def ends_of(*given: Any) -> Any:
-    counts = by_recursion(*given)
-    return counts and list(accumulate(counts))
-
-
-CUT = Answers(
-    right=[trying_all(), by_recursion, by_simulation],
+PADDING = Answers(
+    right=[by_chunks, row_by_row, by_matrices],
     wrong=[
-        (trying_all(size=lambda states, kept, count: 0), "You cut by time alone"),
-        (equal_layers, "the same number of layers"),
-        (trying_all(keeps=lambda p, m, stage: 1), "one micro-batch per stage"),
-        (trying_all(keeps=lambda p, m, stage: m), "That is GPipe"),
-        (trying_all(keeps=lambda p, m, stage: min(m, p)), "Later stages keep fewer"),
-        (trying_all(keeps=lambda p, m, stage: p - stage), "m may be small"),
-        (trying_all(keeps=lambda p, m, stage: min(m, stage + 1)), "Reversed"),
-        (trying_all(keeps=lambda p, m, stage: min(m, p - stage + 1)), "stages count from 0"),
-        (trying_all(keeps=lambda p, m, stage: min(m, p - stage - 1)), "You count one too few"),
-        (trying_all(size=lambda states, kept, count: count * (states + kept)), "A stage has them once"),
-        (trying_all(size=lambda states, kept, count: count * kept), "You leave out the states"),
-        (trying_all(size=lambda states, kept, count: states), "You leave out the activations"),
-        (smallest_fullest, "It must only fit"),
-        (until_average, "does not fit: add its states"),
-        (first_that_fits, "has a faster slowest stage"),
-        (trying_all(worst=lambda times: sum(time**2 for time in times[:1])), "has a faster slowest stage"),
-        (trying_all(otherwise=[2, 2]), "does not fit: add its states"),
-        (lambda *given: [len(given[0])], "Your list has"),
-        (lambda *given: [len(given[0])] + [0] * (given[3] - 1), "has no layer"),
-        (ends_of, "layers in all"),
-        (lambda *given: None, "but a cut fits"),
-        (lambda *given: (by_recursion(*given) or (0,))[:-1], "Your list has"),
-        (lambda *given: [[1]], "A stage's number of layers is"),
+        (with_shard(lambda shapes, D: total(shapes) // D), "no rank owns the last numbers"),
+        (
+            with_shard(lambda shapes, D: sum(s[0] // D * math.prod(s[1:]) for s in shapes)),
+            "no rank owns the last rows",
+        ),
+        (with_shard(lambda shapes, D: total(shapes) / D), "a fraction"),
+        (
+            with_shard(lambda shapes, D: sum(-(-math.prod(s) // D) for s in shapes)),
+            "You share out single numbers",
+        ),
+        (with_shard(lambda shapes, D: -(-total(shapes) // D)), "one flat piece"),
+        (with_shard(lambda shapes, D: sum(-(-s[0] // D) for s in shapes)), "You count rows"),
+        (with_shard(lambda shapes, D: D * row_by_row(shapes, D)["shard"]), "This is the sum over all shards"),
+        (
+            with_shard(lambda shapes, D: row_by_row(shapes[:1], D)["shard"]),
+            "`shard` is off for [(50257, 768), (768,)]",
+        ),
+        (
+            with_shard(lambda shapes, D: sum((s[0] // D + 1) * math.prod(s[1:]) for s in shapes)),
+            "on 64 ranks",
+        ),
+        (lambda shapes, D: row_by_row([shape[:2] for shape in shapes], D), "how long is a row"),
+        (
+            with_padding(lambda shapes, D: D * row_by_row(shapes, D)["shard"]),
+            "counts all numbers in all shards",
+        ),
+        (with_padding(lambda shapes, D: row_by_row(shapes, D)["padding"] / D), "This is 1/D of the padding"),
+        (with_padding(lambda shapes, D: sum(-s[0] % D for s in shapes)), "`padding` is off for [(50257"),
     ],
 )
 
 
-def test_in_each_case_of_the_cut_one_is_best() -> None:
-    """So that a check may compare cuts, and not only their slowest stages."""
-    for times, states, kept, p, m, capacity in CUT_CASES:
-        best = best_cut(times, states, kept, p, m, capacity)
-        for counts in product(range(1, len(times) + 1), repeat=p):
-            if sum(counts) != len(times) or list(counts) == best:
-                continue
-            spans = spans_of(counts)
-            full = [sum(states[a:b]) + min(m, p - at) * sum(kept[a:b]) for at, (a, b) in enumerate(spans)]
-            if max(full) <= capacity:
-                assert best and slowest(times, counts) > slowest(times, best)
+def zero_of(
+    own: str = "padded(self.parameters).chunk(4)[dist.get_rank()].clone()",
+    adam: str = "torch.optim.Adam([self.own], lr=lr)",
+    reduce: str = "dist.reduce_scatter_tensor(self.own.grad, gradients)",
+    mean: str = "self.own.grad /= dist.get_world_size()",
+    gather: str = "dist.all_gather_into_tensor(whole, self.own)",
+    back: str = "vector_to_parameters(whole, self.parameters)",
+    first: str = "pass",
+    gradients: str = "padded(weight.grad for weight in self.parameters)",
+    extra: str = "pass",
+) -> Any:
+    """The class with some of its lines in another way."""
+    lines = [
+        "class Zero1Adam:",
+        "    def __init__(self, parameters, lr):",
+        "        self.parameters, self.lr = list(parameters), lr",
+        f"        self.own = {own}",
+        f"        self.adam = {adam}",
+        "    def step(self):",
+        f"        {first}",
+        f"        gradients = {gradients}",
+        "        self.own.grad = torch.empty_like(self.own)",
+        f"        {reduce}",
+        f"        {mean}",
+        "        self.adam.step()",
+        "        whole = torch.empty_like(gradients)",
+        f"        {gather}",
+        f"        {extra}",
+        f"        {back}",
+    ]
+    known = {"torch": torch, "dist": dist, "padded": padded, "vector_to_parameters": vector_to_parameters}
+    return written(lines, "Zero1Adam", known)
 
 
-def slowest(times: Any, counts: Any) -> int:
-    return max(sum(times[a:b]) for a, b in spans_of(counts))
+class ByHand:
+    """Adam's own formula, lists of pieces, weights changed in place."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        self.weights = list(parameters)
+        self.lr = lr
+        self.t = 0
+        self.m, self.v = torch.zeros(2, self.cut(self.weights)[0].numel())
+
+    def cut(self, tensors: Any) -> Any:
+        flat = torch.cat([one.detach().reshape(-1) for one in tensors])
+        D = dist.get_world_size()
+        flat = torch.cat([flat, flat.new_zeros(-len(flat) % D)])
+        return [piece.contiguous() for piece in flat.chunk(D)]
+
+    def step(self) -> None:
+        self.t += 1
+        mine = self.cut(self.weights)[dist.get_rank()].clone()
+        gradient = torch.zeros_like(mine)
+        dist.reduce_scatter(gradient, self.cut([one.grad for one in self.weights]))
+        gradient /= dist.get_world_size()
+        self.m.mul_(0.9).add_(gradient, alpha=0.1)
+        self.v.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
+        root = (self.v / (1 - 0.999**self.t)).sqrt() + 1e-8
+        mine -= self.lr * self.m / (1 - 0.9**self.t) / root
+        pieces = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(pieces, mine)
+        sizes = [one.numel() for one in self.weights]
+        padding = len(mine) * len(pieces) - sum(sizes)
+        new = torch.cat(pieces).split([*sizes, padding])
+        with torch.no_grad():
+            for weight, numbers in zip(self.weights, new, strict=False):
+                weight.copy_(numbers.view_as(weight))
 
 
-def with_ahead(ahead: Callable[[int, int, int], int]) -> Any:
-    """1F1B with another number of forwards at first."""
+class WithAHelper:
+    def __init__(self, parameters: Any, lr: float) -> None:
+        self.inner = ByHand(parameters, lr)
 
-    def answer(p: int, m: int, stage: int) -> list[str]:
-        first = max(1, ahead(p, m, stage))
-        works = [f"F{micro}" for micro in range(first)]
-        for micro in range(m):
-            works.append(f"B{micro}")
-            if micro + first < m:
-                works.append(f"F{micro + first}")
-        return works
-
-    return answer
+    def step(self) -> None:
+        self.inner.step()
 
 
-def by_counting(p: int, m: int, stage: int) -> list[str]:
-    """Forward while fewer are kept than may be, else backward."""
-    works = []
-    forward = 0
-    backward = 0
-    while backward < m:
-        if forward < m and forward - backward < p - stage:
-            works.append(f"F{forward}")
-            forward += 1
-        else:
-            works.append(f"B{backward}")
-            backward += 1
-    return works
-
-
-def forwards_first(p: int, m: int, stage: int) -> list[str]:
-    """The right number at first, then all the other forwards."""
-    ahead = min(m, p - stage)
-    forwards = [f"F{n}" for n in range(m)]
-    backwards = [f"B{n}" for n in range(m)]
-    return [*forwards[:ahead], "B0", *forwards[ahead:], *backwards[1:]]
-
-
-def last_in_first_out(p: int, m: int, stage: int) -> list[str]:
-    """Backwards of the micro-batches that are kept at the end come in the order of a stack."""
-    works = by_counting(p, m, stage)
-    tail = min(m, p - stage)
-    return [*works[:-tail], *works[-tail:][::-1]]
-
-
-ORDER = Answers(
+OWN = "self.own.grad = gradients.chunk(4)[dist.get_rank()].clone()"
+ALL = f"dist.all_reduce(gradients); {OWN}"
+ADDED = (
+    "self.own.grad /= dist.get_world_size(); self.sum = self.sum + self.own.grad; self.own.grad = self.sum"
+)
+TWICE = (
+    "half = self.own[: len(self.own) // 2].clone(); dist.all_gather([half.clone() for _ in range(4)], half)"
+)
+ZERO_1_ADAM = Answers(
     right=[
-        with_ahead(as_many_as_needed),
-        by_counting,
-        lambda p, m, stage: tuple(simulate("1F1B", p, m).order(stage)),
+        zero_of(),
+        ByHand,
+        zero_of(own="torch.nn.Parameter(padded(parameters).chunk(4)[dist.get_rank()].clone())"),
     ],
     wrong=[
-        (with_ahead(lambda p, m, s: m), "that is GPipe"),
-        (with_ahead(lambda p, m, s: min(m, s + 1)), "Too few forwards"),
-        (with_ahead(lambda p, m, s: min(m, p - s - 1)), "Too few forwards"),
-        (with_ahead(lambda p, m, s: min(m, p - s + 1)), "Too many forwards"),
-        (with_ahead(lambda p, m, s: p - s), "there is no F2"),
-        (forwards_first, "alternate"),
-        (last_in_first_out, "in the order of the micro-batches"),
-        (lambda p, m, stage: 2 * by_counting(p, m, stage), "F0 occurs more than once"),
-        (lambda p, m, stage: by_counting(p, m, stage)[:-1], "B5 is missing"),
-        (lambda p, m, stage: by_counting(p, m, stage)[::-1], "before its own forward"),
+        (zero_of(mean="pass"), "You step with the sum"),
+        (zero_of(reduce=OWN, mean="pass"), "Each rank steps with only its own gradients"),
+        (zero_of(back="pass"), "The weights do not change"),
         (
-            lambda p, m, stage: [work[0] + str(int(work[1:]) + 1) for work in by_counting(p, m, stage)],
-            "there is no F6",
+            zero_of(first="self.adam = torch.optim.Adam([self.own], lr=self.lr)"),
+            "Only the first step is right",
         ),
+        (zero_of(reduce=ALL), "an all-reduce sends every rank all sums"),
+        (zero_of(adam="torch.optim.Adam([self.own])"), "You leave out the learning rate"),
+        (zero_of(mean="self.own.grad /= dist.get_world_size() ** 2"), "You take the mean twice"),
+        (zero_of(extra="dist.broadcast(whole, 0)"), "Two kinds of exchange are enough"),
         (
-            lambda p, m, stage: [(work[0], int(work[1:])) for work in by_counting(p, m, stage)],
-            "list of strings",
+            zero_of(gradients="torch.cat([weight.grad.flatten() for weight in self.parameters])"),
+            "Did you pad weights",
         ),
+        (zero_of(first="self.sum = getattr(self, 'sum', 0)", mean=ADDED), "Is an old gradient still there"),
+        (zero_of(first=TWICE), "make each exchange only once"),
+        (zero_of(own="padded(parameters).chunk(4)[dist.get_rank()]"), "keeps more than its own slice"),
+        (zero_of(back="self.last = gradients; vector_to_parameters(whole, self.parameters)"), "keeps more"),
+        (
+            zero_of(gather="dist.get_rank() or dist.all_gather_into_tensor(whole, self.own)"),
+            "the same exchanges",
+        ),
+        (zero_of(adam="torch.optim.RMSprop([self.own], lr=lr)"), "The first step is not Adam's"),
+        (
+            zero_of(adam="torch.optim.AdamW([self.own], lr=lr, weight_decay=0.1)"),
+            "The first step is not Adam's",
+        ),
+        (zero_of(reduce="dist.reduce_scatter_tensor(gradients, self.own.grad)"), "of the exchange in order"),
+        (WithAHelper, "raised NameError: name 'ByHand'"),
+        (lambda parameters, lr: 1, "Pass the class itself"),
     ],
 )
 
 
-def in_one_loop(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> None:
-    if rank == 1:
-        for target in data:
-            x = receive((len(target), layers[0].in_features)).requires_grad_()
-            loss = mse_loss(layers(x), target) * len(target) / sum(map(len, data))
-            loss.backward()
-            send(x.grad)
-        return
-    waiting = []
-    for batch in [*data, None]:
-        if batch is not None:
-            y = layers(batch)
-            send(y.detach())
-            waiting.append((get_gradient_edge(y), y.shape))
-        if batch is None or len(waiting) == 2:
-            edge, shape = waiting.pop(0)
-            torch.autograd.backward(edge, receive(shape))
-
-
-def with_helpers(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> Any:
-    """With inner functions and a queue; the loss is a sum, divided once."""
-    waiting = deque()
-
-    def forward(x: Any) -> None:
-        y = layers(x)
-        waiting.append((get_gradient_edge(y), tuple(y.shape)))
-        send(y)
-
-    def backward() -> None:
-        edge, shape = waiting.popleft()
-        torch.autograd.backward([edge], [receive(shape)])
-
-    if rank == 0:
-        forward(data[0])
-        for x in data[1:]:
-            forward(x)
-            backward()
-        backward()
-        return None
-    numbers = sum(target.numel() for target in data)
-    total = 0.0
-    for target in data:
-        x = receive([len(target), layers[0].weight.shape[1]])
-        x.requires_grad = True
-        loss = mse_loss(layers(x), target, reduction="sum") / numbers
-        loss.backward()
-        total += loss.item()
-        send(x.grad.detach())
-    return total
-
-
-def with_a_function(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> None:
-    """Backward of what sends receives the gradient: autograd itself takes part in the messages."""
-
-    class ToNext(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, y: Any) -> Any:
-            ctx.shape = y.shape
-            send(y)
-            return torch.zeros(())
-
-        @staticmethod
-        def backward(ctx: Any, *_: Any) -> Any:
-            return receive(ctx.shape)
-
-    sent = deque()
-    for number, part in enumerate(data):
-        if rank == 0:
-            sent.append(ToNext.apply(layers(part)))
-            if number:
-                sent.popleft().backward()
-        else:
-            x = receive((part.shape[0], layers[0].in_features)).requires_grad_(True)
-            weight = len(part) / sum(len(one) for one in data)
-            torch.autograd.backward(F.mse_loss(layers(x), part), torch.tensor(weight))
-            send(x.grad)
-    while sent:
-        sent.popleft().backward()
-
-
-def stages_with(
-    scale: Callable[[Any, Any], float] = lambda part, data: len(part) / sum(map(len, data)),
-    ahead: Callable[[int], int] = lambda m: 2,
-    keep: Callable[[Any], Any] = get_gradient_edge,
-    gradient: Callable[[Any], Any] = lambda x: x.grad,
-    before: Callable[[Any], Any] = lambda layers: None,
+def gathering(
+    value: str = "value.full_tensor() if isinstance(value, DTensor) else value",
+    copied: str = "whole.detach().clone().cpu()",
+    states: str = "optimizer.state.get(weight, {})",
+    who: str = "dist.get_rank() == 0",
+    end: str = "kept",
 ) -> Any:
-    """The first answer with one thing done in another way; it does not come as far as real ranks."""
+    lines = [
+        "def checkpoint(model, optimizer, kept=None):",
+        "    kept = {}",
+        "    for name, weight in model.named_parameters():",
+        f"        for key, value in {{'weight': weight, **{states}}}.items():",
+        f"            whole = {value}",
+        f"            if {who}:",
+        f"                kept.setdefault(name, {{}})[key] = {copied}",
+        f"    return {end}",
+    ]
+    return written(lines, "checkpoint", {"dist": dist, "DTensor": DTensor, "torch": torch})
 
-    def answer(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> None:
-        waiting = []
-        for part in [*data, *[None] * ahead(len(data))]:
-            if part is not None:
-                before(layers)
-            if rank == 1 and part is not None:
-                x = receive((len(part), layers[0].in_features)).requires_grad_()
-                (mse_loss(layers(x), part) * scale(part, data)).backward()
-                send(gradient(x))
-            elif rank == 0 and part is not None:
-                y = layers(part)
-                send(y.detach())
-                waiting.append((keep(y), y.shape))
-            if waiting and (part is None or len(waiting) == ahead(len(data))):
-                kept, shape = waiting.pop(0)
-                torch.autograd.backward(kept, receive(shape))
+
+def by_torch(model: Any, optimizer: Any) -> Any:
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    found: Any = get_state_dict(model, optimizer, options=options)
+    weights, states = found
+    whole = {}
+    for name, weight in weights.items():
+        kept = {"weight": weight, **states["state"].get(name, {})}
+        whole[name] = {key: one.clone() for key, one in kept.items()}
+    return whole
+
+
+def of_each_name(model: Any, optimizer: Any) -> Any:
+    def whole(value: Any) -> Any:
+        return value.detach().full_tensor() if hasattr(value, "full_tensor") else torch.clone(value)
+
+    found: dict = {}
+    for name, weight in model.named_parameters():
+        for key, value in [("weight", weight), *optimizer.state[weight].items()]:
+            gathered = whole(value)
+            if dist.get_rank() == 0:
+                found[name] = {**found.get(name, {}), key: gathered.to("cpu")}
+            del gathered
+    return found
+
+
+@torch.no_grad()
+def without_a_graph(model: Any, optimizer: Any) -> Any:
+    found: dict = {}
+    for name, weight in model.named_parameters():
+        kept = {"weight": weight, **optimizer.state.get(weight, {})}
+        whole = {}
+        for key, one in kept.items():
+            whole[key] = one.full_tensor() if isinstance(one, DTensor) else one.clone()
+        if dist.get_rank() == 0:
+            found[name] = {key: one.cpu() for key, one in whole.items()}
+    return found
+
+
+def key_by_key(model: Any, optimizer: Any) -> Any:
+    """Relies on it that all learning weights have states."""
+    found: dict = {}
+    for name, weight in model.named_parameters():
+        kept = {"weight": weight.detach().full_tensor()}
+        if weight.requires_grad:
+            states = optimizer.state[weight]
+            kept["step"] = states["step"].clone()
+            kept |= {key: states[key].full_tensor() for key in ("exp_avg", "exp_avg_sq")}
+        if dist.get_rank() == 0:
+            found[name] = {key: one.to(device="cpu") for key, one in kept.items()}
+    return found
+
+
+def moments_on_rank_0(model: Any, optimizer: Any) -> Any:
+    """Every rank gathers weights, and rank 0 alone the rest."""
+    found: dict = {}
+    for name, weight in model.named_parameters():
+        whole = weight.detach().full_tensor()
+        if dist.get_rank() == 0:
+            found[name] = {"weight": whole}
+            for key, value in optimizer.state.get(weight, {}).items():
+                found[name][key] = value.full_tensor() if isinstance(value, DTensor) else value.clone()
+    return found
+
+
+def all_weights_first(model: Any, optimizer: Any) -> Any:
+    weights = {name: weight.detach().full_tensor() for name, weight in model.named_parameters()}
+    found: dict = {}
+    for name, weight in model.named_parameters():
+        for key, value in [("weight", weights[name]), *optimizer.state.get(weight, {}).items()]:
+            whole = value.full_tensor() if isinstance(value, DTensor) else value.clone()
+            if dist.get_rank() == 0:
+                found.setdefault(name, {})[key] = whole
+    return found
+
+
+ONLY_ONE = "(value.full_tensor() if isinstance(value, DTensor) else value) if dist.get_rank() == 0 else None"
+CHECKPOINT = Answers(
+    right=[gathering(), by_torch, of_each_name, without_a_graph, key_by_key],
+    wrong=[
+        (gathering(value="value.to_local() if isinstance(value, DTensor) else value"), "is not whole"),
+        (gathering(value="value"), "is not a plain tensor"),
+        (gathering(value="value.full_tensor()"), "raised AttributeError"),
+        (gathering(value=ONLY_ONE), "the same exchanges"),
+        (moments_on_rank_0, "the same exchanges"),
+        (gathering(who="True"), "Only rank 0 should return"),
+        (gathering(who="True", end="kept if dist.get_rank() == 0 else {}"), "many whole tensors at once"),
+        (gathering(copied="whole"), "still carries a graph"),
+        (gathering(copied="whole.detach()"), "is it a copy"),
+        (gathering(copied="whole.detach().cpu()"), "is it a copy"),
+        (gathering(copied="whole.detach().clone()"), "keeps whole tensors on its GPU"),
+        (gathering(states="{}"), "has no exp_avg and no exp_avg_sq and no step"),
+        (
+            gathering(end="[1] if dist.get_rank() == 0 else {}"),
+            "a list, but the exercise asks for a dictionary",
+        ),
+        (
+            gathering(end="{name.split('.')[0]: one for name, one in kept.items()}"),
+            "is not the name of a parameter",
+        ),
+        (
+            gathering(states="(optimizer.state.get(weight) or {'step': torch.zeros(())})"),
+            "does not keep for it",
+        ),
+        (
+            gathering(
+                end="{} if dist.get_rank() else {name: kept[name] for name in kept if name != '0.weight'}"
+            ),
+            "Under '0.weight', return a dictionary",
+        ),
+        (all_weights_first, "many whole tensors at once"),
+    ],
+)
+
+
+def from_the_inside(model: Any, most: int, policy: Any) -> Any:
+    def go_on(module: Any) -> None:
+        for part in module.children():
+            if total([one.shape for one in module.parameters()]) > most:
+                go_on(part)
+        if type(module) is not nn.ModuleList:
+            fully_shard(module, mp_policy=policy, reshard_after_forward=True)
+
+    go_on(model)
+    return torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def by_a_list(model: Any, most: int, policy: Any) -> Any:
+    units = []
+    waiting = [model]
+    while waiting:
+        one = waiting.pop()
+        numbers = total([weight.shape for weight in one.parameters()])
+        if numbers and not isinstance(one, nn.ModuleList):
+            units.append(one)
+        if numbers > most:
+            waiting += one.children()
+    for one in reversed(units):
+        fully_shard(one, mp_policy=policy)
+    return torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def at_most(times: float) -> Any:
+    return lambda module, most: total([one.shape for one in module.parameters()]) <= times * most
+
+
+def no_list(module: Any, model: Any) -> bool:
+    return not isinstance(module, nn.ModuleList)
+
+
+def sharding(
+    few: Callable[[Any, int], bool] = at_most(1),  # noqa: B008
+    unit: Callable[[Any, Any], bool] = no_list,
+    early: bool = False,
+    **choices: Any,
+) -> Any:
+    def answer(model: Any, most: int, policy: Any) -> Any:
+        def shard(module: Any) -> None:
+            if not few(module, most):
+                for part in module.children():
+                    shard(part)
+            if unit(module, model):
+                fully_shard(module, **({"mp_policy": policy} | choices))
+
+        old = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        shard(model)
+        return old if early else torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     return answer
 
 
-def first_waits(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> Any:
-    if rank == 0:
-        receive((len(data[0]), layers[-1].out_features))
-    return in_one_loop(layers, rank, data, send, receive)
+def one_level(model: Any, most: int, policy: Any) -> Any:
+    for part in model:
+        fully_shard(part, mp_policy=policy)
+    fully_shard(model, mp_policy=policy)
+    return torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 
-def as_a_whole(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> None:
-    return in_one_loop(layers, rank, [torch.cat(list(data))], send, receive)
+def outer_first(module: Any, most: int, policy: Any) -> Any:
+    if not isinstance(module, nn.ModuleList):
+        fully_shard(module, mp_policy=policy)
+    if total([one.shape for one in module.parameters()]) > most:
+        for part in module.children():
+            outer_first(part, most, policy)
+    return torch.optim.AdamW(module.parameters(), lr=1e-3)
 
 
-def sent_twice(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> None:
-    in_one_loop(layers, rank, data, lambda tensor: [send(tensor), send(tensor)], receive)
+def own_parameters(module: Any) -> bool:
+    """A large part with parts and parameters: it is left to the model."""
+    large = total([one.shape for one in module.parameters()]) > MOST and list(module.children())
+    return isinstance(module, nn.ModuleList) or bool(large and list(module.parameters(recurse=False)))
 
 
-def all_targets_first(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> None:
-    if rank == 0:
-        return in_one_loop(layers, rank, data, send, receive)
-    losses = []
-    for target in data:
-        x = receive((len(target), layers[0].in_features)).requires_grad_()
-        losses.append((x, mse_loss(layers(x), target) * len(target) / sum(map(len, data))))
-    for x, loss in losses:
-        loss.backward()
-        send(x.grad)
-    return None
+def items_alone(model: Any, most: int, policy: Any) -> Any:
+    """A list's items are units, whatever their size."""
+
+    def shard(module: Any) -> None:
+        if isinstance(module, nn.ModuleList):
+            for part in module:
+                fully_shard(part, mp_policy=policy)
+            return
+        if not at_most(1)(module, most):
+            for part in module.children():
+                shard(part)
+        fully_shard(module, mp_policy=policy)
+
+    shard(model)
+    return torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 
-def inputs_kept(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> None:
-    """Every input that has come stays in a list."""
-    kept = []
+def with_siblings(model: Any, most: int, policy: Any) -> Any:
+    """The experts of a list are one unit."""
 
-    def receive_and_keep(shape: Any) -> Any:
-        kept.append(receive(shape))
-        return kept[-1]
+    def shard(module: Any) -> None:
+        if isinstance(module, nn.ModuleList):
+            fully_shard(list(module), mp_policy=policy)
+            return
+        if not at_most(1)(module, most):
+            for part in module.children():
+                shard(part)
+        fully_shard(module, mp_policy=policy)
 
-    in_one_loop(layers, rank, data, send, receive_and_keep)
-
-
-def copies_kept(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> None:
-    """A copy of every input that has come stays in a list."""
-    kept = []
-
-    def receive_and_keep(shape: Any) -> Any:
-        kept.append(receive(shape).clone())
-        return kept[-1]
-
-    in_one_loop(layers, rank, data, send, receive_and_keep if rank else receive)
+    shard(model)
+    return torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 
-def messages_kept(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> None:
-    """Every message that was sent stays in a list."""
-    kept = []
-
-    def send_and_keep(tensor: Any) -> None:
-        kept.append(tensor.clone())
-        send(kept[-1])
-
-    in_one_loop(layers, rank, data, send if rank else send_and_keep, receive)
+def two_rates(*given: Any) -> Any:
+    first, *others = sharding()(*given).param_groups[0]["params"]
+    return torch.optim.AdamW([{"params": [first]}, {"params": others, "lr": 1e-2}], lr=1e-3)
 
 
-def last_out_first(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> None:
-    """Takes the newest output backward, not the oldest."""
-    if rank == 1:
-        return in_one_loop(layers, rank, data, send, receive)
-    waiting = []
-    for batch in [*data, None]:
-        if batch is not None:
-            y = layers(batch)
-            send(y.detach())
-            waiting.append((get_gradient_edge(y), y.shape))
-        if batch is None or len(waiting) == 2:
-            edge, shape = waiting.pop()
-            torch.autograd.backward(edge, receive(shape))
-    return None
+def layers_alone(module: Any, model: Any) -> bool:
+    return module is model or not list(module.children())
 
 
-def all_but_the_last_alike(part: Any, data: Any) -> float:
-    return len(part) / (len(data[0]) * (len(data) - 1) + len(data[-1]))
-
-
-def in_double(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> None:
-    in_one_loop(layers, rank, data, lambda tensor: send(tensor.double()), receive)
-
-
-def with_an_optimizer(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> None:
-    in_one_loop(layers, rank, data, send, receive)
-    torch.optim.SGD(layers.parameters(), lr=0.1).step()
-
-
-def with_autograd_grad(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> None:
-    """Gradients by `autograd.grad`; of an output that has been sent, only the storage is given back."""
-    weights = list(layers.parameters())
-    if rank == 1:
-        for target in data:
-            x = receive((len(target), layers[0].in_features)).requires_grad_()
-            loss = mse_loss(layers(x), target) * (len(target) / sum(map(len, data)))
-            gradient, *ours = torch.autograd.grad(loss, [x, *weights])
-            send(gradient)
-            for weight, one in zip(weights, ours, strict=True):
-                weight.grad = one if weight.grad is None else weight.grad + one
-        return
-    waiting = []
-    for number, batch in enumerate(data):
-        y = layers(batch)
-        send(y.detach().clone())
-        y.untyped_storage().resize_(0)
-        waiting.append(y)
-        if number:
-            waiting[number - 1].backward(receive(waiting[number - 1].shape))
-    waiting[-1].backward(receive(waiting[-1].shape))
-
-
-def only_rank_1_here(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> None:
-    """Raises on rank 1 alone; rank 0 then waits."""
-    if rank == 1:
-        COUNTED.append(rank)
-    in_one_loop(layers, rank, data, send, receive)
-
-
-def forward_only(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> None:
-    if rank == 1:
-        return in_one_loop(layers, rank, data, send, receive)
-    for batch in data:
-        send(layers(batch).detach())
-    return None
-
-
-COUNTED: list[int] = []
-
-
-def only_here(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> None:
-    """Right in one process, and raises on real ranks, where the list of this file is missing."""
-    COUNTED.append(rank)
-    in_one_loop(layers, rank, data, send, receive)
-
-
-TWO_STAGES = Answers(
-    right=[in_one_loop, with_helpers, with_a_function, with_autograd_grad],
+SHARD_TO_FIT = Answers(
+    right=[sharding(), from_the_inside, by_a_list],
     wrong=[
-        (stages_with(scale=lambda part, data: 1.0), "as if it were the complete batch's"),
-        (stages_with(scale=lambda part, data: 1 / len(data)), "also the smaller one"),
+        (sharding(few=lambda module, most: True), "A unit gathers more than `most` numbers"),
+        (one_level, "A unit gathers more than `most` numbers"),
+        (sharding(few=lambda module, most: False, unit=layers_alone), "Your units are too small"),
         (
-            stages_with(scale=lambda part, data: 1 / sum(map(len, data))),
-            "gradients are not the complete batch's",
+            sharding(
+                unit=lambda module, model: module is not model and not isinstance(module, nn.ModuleList)
+            ),
+            "The model itself is not a unit",
         ),
-        (stages_with(scale=lambda part, data: 3 * len(part) / sum(map(len, data))), "a sum over the columns"),
-        (stages_with(before=lambda layers: layers.zero_grad()), "Does each micro-batch add its own"),
-        (stages_with(gradient=lambda x: x), "what you send is not a gradient of the input"),
-        (stages_with(gradient=lambda x: None), "where x does not require a gradient"),
-        (stages_with(ahead=lambda m: m), "Under 1F1B it goes backward sooner"),
-        (stages_with(ahead=lambda m: 1), "send one more first"),
-        (stages_with(keep=lambda y: y), "Who holds y?"),
-        (all_targets_first, "a third input before you send the first gradient"),
-        (inputs_kept, "Who holds x?"),
-        (copies_kept, "Who holds x?"),
-        (messages_kept, "Who holds y?"),
-        (stages_with(scale=all_but_the_last_alike), "gradients are not the complete batch's"),
-        (in_double, "the other rank expects fp32"),
-        (last_out_first, "in the order of the micro-batches"),
-        (with_an_optimizer, "Leave only gradients: no optimizer"),
-        (first_waits, "for a gradient whose output you have not sent yet"),
-        (as_a_whole, "and another shape comes"),
-        (sent_twice, "The other stage expects one per micro-batch"),
-        (forward_only, "leave messages of the other stage unread"),
-        (nothing, "leave messages of the other stage unread"),
-        (only_here, "raised NameError"),
-        (only_rank_1_here, "raised NameError"),
+        (sharding(unit=lambda module, model: not own_parameters(module)), "has parameters of its own"),
+        (
+            lambda *given: torch.optim.AdamW(sharding()(*given).param_groups[0]["params"], lr=1e-2),
+            "rate of 1e-3",
+        ),
+        (sharding(early=True), "steps weights that the model no longer has"),
+        (sharding(mp_policy=MixedPrecisionPolicy()), "gathered in fp32"),
+        (sharding(reshard_after_forward=False), "the peak is too high"),
+        (sharding(unit=lambda module, model: True), "your function raised"),
+        (
+            sharding(few=lambda module, most: total([one.shape for one in module.parameters()]) < most),
+            "are too small",
+        ),
+        (sharding(few=at_most(1.05)), "A unit gathers more than `most` numbers"),
+        (
+            sharding(unit=lambda module, model: not isinstance(module, nn.LayerNorm | nn.ModuleList)),
+            "What does the",
+        ),
+        (items_alone, "A unit gathers more than `most` numbers"),
+        (with_siblings, "Several parts share one unit"),
+        (two_rates, "a learning rate of 1e-3"),
+        (outer_first, "is a part sharded after the module that contains it?"),
+        (
+            lambda model, most, policy: fully_shard(model, mp_policy=policy),
+            "but the exercise asks for an Optimizer",
+        ),
     ],
 )
 
@@ -533,150 +524,23 @@ def tried() -> None:
 
     Outcomes are kept for the checks.
     """
-    outcomes(PROGRAM, 2, [("step", step) for step in (*TWO_STAGES.right, only_here, only_rank_1_here)])
+    own = (
+        "Pass the class itself",
+        "the same exchanges",
+        "Did you pad weights",
+        "of the exchange in order",
+        "AttributeError",
+        "a list, but the exercise asks",
+    )
+    judged = {"zero_1": ZERO_1_ADAM, "checkpoint": CHECKPOINT}
+    wrong = [(judge, bad) for judge, all_ in judged.items() for bad, words in all_.wrong if words not in own]
+    right = [(judge, one) for judge, all_ in judged.items() for one in all_.right]
+    outcomes(PROGRAM, RANKS, [pair for pair in (*right, *wrong) if pair[1] is not WithAHelper])
 
 
-class Shared(torch.autograd.Function):
-    """Megatron's f."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, all_reduce: Any) -> Any:
-        ctx.all_reduce = all_reduce
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        whole = gradients[0].clone()
-        ctx.all_reduce(whole)
-        return whole, None
-
-
-class Summed(torch.autograd.Function):
-    """Megatron's g."""
-
-    @staticmethod
-    def forward(ctx: Any, part: Any, all_reduce: Any) -> Any:
-        whole = part.clone()
-        all_reduce(whole)
-        return whole
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return gradients[0], None
-
-
-class SummedAgain(Summed):
-    """As `torch.distributed.nn.functional.all_reduce` has it: the gradient is summed, too."""
-
-    @staticmethod
-    def forward(ctx: Any, part: Any, all_reduce: Any) -> Any:
-        ctx.all_reduce = all_reduce
-        return Summed.forward(ctx, part, all_reduce)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return Shared.backward(ctx, *gradients)
-
-
-class WithoutACopy(Shared):
-    """Sums what autograd hands it, in place."""
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        ctx.all_reduce(gradients[0])
-        return gradients[0], None
-
-
-class GivesNothing(Shared):
-    """Returns what `all_reduce` returns."""
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return ctx.all_reduce(gradients[0].clone()), None
-
-
-class Halved(Summed):
-    """Shares the gradient out among two ranks."""
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return gradients[0] / 2, None
-
-
-def mlp(
-    share: Callable[..., Any] = Shared.apply, add: Callable[..., Any] = Summed.apply, bias: str = "once"
-) -> Callable[..., Any]:
-    def answer(x: Any, up: Any, up_bias: Any, down: Any, down_bias: Any, all_reduce: Any) -> Any:
-        hidden = F.gelu(F.linear(share(x, all_reduce), up, up_bias))
-        part = F.linear(hidden, down, down_bias if bias == "in each" else None)
-        y = add(part, all_reduce)
-        return y + down_bias if bias == "once" else y
-
-    return answer
-
-
-def by_hooks(x: Any, up: Any, up_bias: Any, down: Any, down_bias: Any, all_reduce: Any) -> Any:
-    """A hook in place of f, and a constant added in place of g."""
-
-    def summed(tensor: Any) -> Any:
-        whole = tensor.detach().clone()
-        all_reduce(whole)
-        return whole
-
-    x = x.view_as(x)
-    x.register_hook(summed)
-    part = F.gelu(x @ up.T + up_bias) @ down.T
-    return part + (summed(part) - part).detach() + down_bias
-
-
-def hook_on_x(x: Any, up: Any, up_bias: Any, down: Any, down_bias: Any, all_reduce: Any) -> Any:
-    """Sums whatever gradient comes to the caller's x."""
-
-    def summed(gradient: Any) -> Any:
-        gradient = gradient.clone()
-        all_reduce(gradient)
-        return gradient
-
-    x.register_hook(summed)
-    return Summed.apply(F.gelu(F.linear(x, up, up_bias)) @ down.T, all_reduce) + down_bias
-
-
-def in_place(part: Any, all_reduce: Any) -> Any:
-    all_reduce(part)
-    return part
-
-
-def twice(part: Any, all_reduce: Any) -> Any:
-    return Summed.apply(Summed.apply(part, all_reduce) / 2, all_reduce)
-
-
-PARALLEL_MLP = Answers(
-    right=[mlp(), by_hooks, mlp(share=WithoutACopy.apply)],
-    wrong=[
-        (mlp(share=lambda x, all_reduce: x), "1 × in forward and 0 × in backward"),
-        (mlp(add=lambda part, all_reduce: part), "0 × in forward and 1 × in backward"),
-        (mlp(add=SummedAgain.apply), "t times too large"),
-        (mlp(share=Summed.apply), "something else than this rank's part"),
-        (mlp(bias="in each"), "the bias, too"),
-        (mlp(bias="never"), "the output is not the complete MLP's"),
-        (mlp(add=twice), "something else than"),
-        (hook_on_x, "something else than this rank's part of x's gradient"),
-        (mlp(add=in_place), "autograd does not see that"),
-        (mlp(add=Halved.apply), "something else than this rank's part of x's gradient"),
-        (mlp(share=GivesNothing.apply), "no gradient reaches x"),
-        (
-            lambda *given: mlp()(*given[:4], 2 * given[4] - given[4].detach(), given[5]),
-            "gradient of down_bias is not",
-        ),
-        (lambda *given: F.gelu(F.linear(*given[:3])) @ given[3].T + given[4], "0 × in forward and 0 ×"),
-        (lambda *given: mlp()(given[0].detach(), *given[1:]), "1 × in forward and 0 ×"),
-        (lambda *given: mlp()(*given[:4], given[4].detach(), given[5]), "no gradient reaches down_bias"),
-        (lambda *given: mlp()(*given).detach(), "something cuts the graph"),
-        (lambda *given: given[5](F.gelu(F.linear(*given[:3]))), "What has every rank only a part of"),
-    ],
-)
-
-ANSWERS = {"11.1": CUT, "11.2": ORDER, "11.3": TWO_STAGES, "11.4": PARALLEL_MLP}
+ANSWERS = {
+    "11.1": PADDING, "11.2": ZERO_1_ADAM, "11.3": CHECKPOINT, "11.4": SHARD_TO_FIT
+}  # fmt: skip
 
 
 class TestAnswers(JudgedAnswers):

@@ -1,778 +1,818 @@
 """The checks of lesson 12: right answers of every style pass, each wrong answer gets the hint it deserves."""
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import torch
-from checking import Answers, JudgedAnswers, hint
-from torch import nn
-from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
+from checking import Answers, JudgedAnswers
 
+from course_utils.allocator.policy import CachingAllocator
+from course_utils.lessons.allocator import checks as lesson_12
+from course_utils.lessons.allocator.checks import LEAKS, process, snapshot
+from course_utils.units import MiB
 
-class Lora(nn.Module):
-    """What the exercise gives, and an answer in the style of its solution."""
 
-    def __init__(self, base: nn.Linear, r: int, alpha: float, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.base = base.requires_grad_(False)
-        self.scale = alpha / r
-        self.merged = False
-        self.A = nn.Parameter(torch.randn(r, base.in_features) / base.in_features**0.5)
-        self.B = nn.Parameter(torch.zeros(base.out_features, r))
-        self.dropout = nn.Dropout(dropout)
+def one_step(model: Any, optimizer: Any, x: Any) -> None:
+    loss = model(x).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (
-            self.base(x)
-            if self.merged
-            else self.base(x) + self.scale * (self.dropout(x) @ self.A.T) @ self.B.T
-        )
 
-    @torch.no_grad()
-    def merge(self) -> None:
-        if not self.merged:
-            self.base.weight += self.scale * self.B @ self.A
-            self.merged = True
-
-    @torch.no_grad()
-    def unmerge(self) -> None:
-        if self.merged:
-            self.base.weight -= self.scale * self.B @ self.A
-            self.merged = False
-
-
-class ByFunctions(Lora):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = F.linear(x, self.base.weight, self.base.bias)
-        if not self.merged:
-            thin = F.linear(F.dropout(x, self.dropout.p, self.training), self.A)
-            y = y + F.linear(thin, self.scale * self.B)
-        return y
-
-    def merge(self) -> None:
-        self.change(1)
-
-    def unmerge(self) -> None:
-        self.change(-1)
-
-    def change(self, sign: int) -> None:
-        if self.merged != (sign == 1):
-            self.base.weight.data.addmm_(self.B.detach(), self.A.detach(), alpha=sign * self.scale)
-            self.merged = sign == 1
-
-
-class InOtherOrder(Lora):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.merged:
-            return self.base.forward(x)
-        return (self.dropout(x) @ self.A.mT @ self.B.mT).mul(self.scale).add(self.base(x))
-
-    def merge(self) -> None:
-        with torch.no_grad():
-            for row, column in zip(self.A, self.B.T, strict=True) if not self.merged else ():
-                self.base.weight += self.scale * torch.outer(column, row)
-        self.merged = True
-
-
-def lora(merge: Any = None, unmerge: Any = None, **changes: Any) -> Any:
-    """The right layer with other methods; a `forward` gets the layer and x."""
-    methods = changes | ({"merge": merge} if merge else {}) | ({"unmerge": unmerge} if unmerge else {})
-    return type("Mine", (Lora,), methods)
-
-
-def forward_of(adapter: Callable[[Any, torch.Tensor], torch.Tensor], x: Any = lambda layer, x: x) -> Any:
-    return lora(forward=lambda self, x_: self.base(x(self, x_)) + (0 if self.merged else adapter(self, x_)))
-
-
-def thin(layer: Any, x: torch.Tensor) -> torch.Tensor:
-    return layer.scale * (x @ layer.A.T) @ layer.B.T
-
-
-def dense(layer: Any, x: torch.Tensor) -> torch.Tensor:
-    return layer.dropout(x) @ (layer.scale * layer.B @ layer.A).T
-
-
-def with_a_copy(layer: Any) -> None:
-    if not layer.merged:
-        layer.copy = layer.base.weight.detach().clone()
-        Lora.merge(layer)
-
-
-def a_new_weight(layer: Any) -> None:
-    merged = (layer.base.weight + layer.scale * layer.B @ layer.A).detach()
-    layer.base.weight = nn.Parameter(merged, requires_grad=False)
-    layer.merged = True
-
-
-def with_a_graph(layer: Any) -> None:
-    layer.base.weight.add_(layer.B @ layer.A, alpha=layer.scale)
-    layer.merged = True
-
-
-def adding_always(layer: Any) -> None:
-    layer.base.weight.data += layer.scale * (layer.B @ layer.A).detach()
-    layer.merged = True
-
-
-def taking_always(layer: Any) -> None:
-    layer.base.weight.data -= layer.scale * (layer.B @ layer.A).detach()
-    layer.merged = False
-
-
-def without_scale(layer: Any) -> None:
-    if not layer.merged:
-        layer.base.weight.data += (layer.B @ layer.A).detach()
-        layer.merged = True
-
-
-def dropping_some(layer: Any) -> None:
-    if not layer.merged:
-        layer.base.weight.data += layer.scale * layer.dropout(layer.B @ layer.A).detach()
-        layer.merged = True
-
-
-def dense_in_eval(layer: Any, x: torch.Tensor) -> torch.Tensor:
-    if layer.training or layer.merged:
-        return Lora.forward(layer, x)
-    return F.linear(x, layer.base.weight + layer.scale * layer.B @ layer.A, layer.base.bias)
-
-
-def without_what_drops(layer: Any) -> None:
-    if not layer.merged:
-        layer.base.weight.data += (1 - layer.dropout.p) * layer.scale * (layer.B @ layer.A).detach()
-        layer.merged = True
-
-
-def in_eval_mode(layer: Any) -> None:
-    layer.eval()
-    Lora.merge(layer)
-
-
-def only_noted(layer: Any) -> None:
-    layer.merged = True
-
-
-def still_noted(layer: Any) -> None:
-    layer.base.weight.data -= layer.scale * (layer.B @ layer.A).detach() if layer.merged else 0
-
-
-def plus_equals(layer: Any) -> None:
-    layer.base.weight += layer.scale * layer.B @ layer.A
-    layer.merged = True
-
-
-def with_b_put_away(layer: Any) -> None:
-    if not layer.merged:
-        Lora.merge(layer)
-        layer.away = layer.B.detach().clone()
-        layer.B.data.zero_()
-
-
-def with_b_put_back(layer: Any) -> None:
-    if layer.merged:
-        layer.B.data.copy_(2 * layer.away)
-        layer.base.weight.data -= layer.scale * (layer.away @ layer.A).detach()
-        layer.merged = False
-
-
-class FreezesNothing(Lora):
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self.base.requires_grad_(True)
-
-
-class RandomB(Lora):
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        nn.init.normal_(self.B)
-
-
-class OfItsOwn(Lora):
-    def __init__(self, base: nn.Linear, *given: Any) -> None:
-        super().__init__(nn.Linear(base.in_features, base.out_features), *given)
-
-
-def dropping_for_both(self: Any, x: torch.Tensor) -> torch.Tensor:
-    x = self.dropout(x)
-    return self.base(x) + (0 if self.merged else thin(self, x))
-
-
-def always_with_a_bias(self: Any, x: torch.Tensor) -> torch.Tensor:
-    adapter = 0 if self.merged else thin(self, self.dropout(x))
-    return x @ self.base.weight.T + self.base.bias + adapter
-
-
-def product_of_factors_first(self: Any, x: torch.Tensor) -> torch.Tensor:
-    if self.merged:
-        return self.base(x)
-    return self.base(x) + (self.scale * self.B @ self.A @ self.dropout(x).mT).mT
-
-
-LORA_LINEAR = Answers(
-    right=[Lora, ByFunctions, InOtherOrder],
-    wrong=[
-        (forward_of(lambda layer, x: thin(layer, x).detach()), "the gradient of x is not"),
-        (forward_of(lambda layer, x: thin(layer, layer.dropout(x)) / layer.scale), "You leave out the scale"),
-        (forward_of(lambda layer, x: -thin(layer, layer.dropout(x))), "You subtract the adapter"),
-        (forward_of(lambda layer, x: 0 * x[..., :1]), "The adapter is missing"),
-        (forward_of(lambda layer, x: thin(layer, x) - layer.base.bias * layer.B.any()), "bias is missing"),
-        (
-            lora(
-                forward=lambda self, x: thin(self, x) + (0 * self.base(x) if self.B.any() else self.base(x))
-            ),
-            "The frozen layer is missing",
-        ),
-        (
-            lora(forward=lambda self, x: self.base(x) * (self.scale if self.B.any() else 1) + thin(self, x)),
-            "You scale the frozen layer",
-        ),
-        (
-            forward_of(lambda layer, x: thin(layer, F.dropout(x, layer.dropout.p))),
-            "In eval mode numbers are still",
-        ),
-        (forward_of(thin), "In training mode nothing is dropped"),
-        (lora(forward=dropping_for_both), "Dropout is only for the adapter's input"),
-        (
-            forward_of(lambda layer, x: layer.scale * layer.dropout(x @ layer.A.T) @ layer.B.T),
-            "Dropout comes before A",
-        ),
-        (forward_of(lambda layer, x: layer.dropout(thin(layer, x))), "off in training mode"),
-        (forward_of(dense), "in which order do you multiply"),
-        (
-            lora(forward=lambda self, x: Lora.forward(self, x) + 0 * x.square().exp().mean(-1, keepdim=True)),
-            "Forward keeps more than its input",
-        ),
-        (FreezesNothing, "bias gets a gradient"),
-        (RandomB, "B is zero at first"),
-        (OfItsOwn, "another base layer than the one"),
-        (lora(with_a_copy), "W's copy, a new W, or B·A"),
-        (lora(a_new_weight), "W's copy, a new W, or B·A"),
-        (lora(with_a_graph), "What is `no_grad` for"),
-        (lora(adding_always), "adds the adapter twice"),
-        (lora(without_scale), "merge() leaves out the scale"),
-        (lora(only_noted), "W is what it was before"),
-        (lora(plus_equals), "What is `no_grad` for"),
-        (
-            lora(lambda self: (Lora.merge(self), self.base.requires_grad_(True))),
-            "W requires a gradient. It is frozen",
-        ),
-        (lora(lambda self: (self.eval(), Lora.merge(self), self.train())), "turns training mode on"),
-        (
-            lora(lambda self: (setattr(self.dropout, "p", 0.0), Lora.merge(self))),
-            "In training mode nothing is dropped",
-        ),
-        (
-            lora(lambda self: (Lora.merge(self), self.B.data.zero_()), lambda self: self.merged and 1 / 0),
-            "raised",
-        ),
-        (lora(with_b_put_away, with_b_put_back), "After unmerge(), the adapter's part is missing"),
-        (lora(forward=always_with_a_bias), "your function raised TypeError"),
-        (lora(without_what_drops), "is not W + scale·B·A"),
-        (lora(dropping_some), "W + scale·B·A, whatever dropout is"),
-        (
-            lora(lambda self: None if self.training and self.dropout.p else Lora.merge(self)),
-            "W is what it was before",
-        ),
-        (lora(forward=dense_in_eval), "a matrix as large as W"),
-        (lora(forward=lambda self, x: x @ self.base.weight.T), "layer's bias is missing"),
-        (lora(in_eval_mode), "turns training mode off"),
-        (lora(unmerge=lambda self: (Lora.unmerge(self), self.eval())), "unmerge() turns training mode off"),
-        (
-            lora(
-                forward=lambda self, x: self.base(self.dropout(x)) if self.merged else Lora.forward(self, x)
-            ),
-            "a merged layer still drops",
-        ),
-        (lora(forward=product_of_factors_first), "a matrix as large as W"),
-        (Lora(nn.Linear(3, 2), 1, 1.0), "Give the class, not a layer"),
-        (
-            lora(forward=lambda self, x: self.base(x) + thin(self, self.dropout(x))),
-            "should use only the frozen layer",
-        ),
-        (lora(unmerge=lambda self: setattr(self, "merged", False)), "is not what it was before merge"),
-        (lora(unmerge=taking_always), "After unmerge() twice, W is not"),
-        (lora(unmerge=still_noted), "After unmerge() twice, W is not"),
-        (lora(forward=lambda self, x: self.base(x)[0]), "the new layer's output is not"),
-        (lambda base, r, alpha, dropout: base, "keep the names that were given"),
-    ],
-)
-
-
-class Packed:
-    """In the style of the solution; each method below may do one thing in another way."""
-
-    def __init__(self, values: torch.Tensor, block: int) -> None:
-        self.shape, self.block = values.shape, block
-        rows = F.pad(values.flatten(), (0, -values.numel() % block)).view(-1, block)
-        self.scales = self.scale(rows)
-        codes = self.code(rows / self.guard(self.scales)).to(torch.int8).flatten()[: values.numel()]
-        self.packed = self.pack(F.pad(codes, (0, len(codes) % 2)).view(-1, 2))
-
-    def scale(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows.abs().amax(dim=1, keepdim=True) / 7
-
-    def guard(self, scales: torch.Tensor) -> torch.Tensor:
-        return scales.clamp_min(1e-30)
-
-    def code(self, numbers: torch.Tensor) -> torch.Tensor:
-        return numbers.round()
-
-    def pack(self, pairs: torch.Tensor) -> torch.Tensor:
-        return (pairs[:, 0] * 16 | pairs[:, 1] & 15).view(torch.uint8)
-
-    def codes(self) -> torch.Tensor:
-        signed = self.packed.view(torch.int8)
-        return torch.stack((signed >> 4, signed << 4 >> 4), dim=1)
-
-    def unpack(self) -> torch.Tensor:
-        count = self.shape.numel()
-        codes = self.codes().flatten()[:count]
-        rows = F.pad(codes, (0, -count % self.block)).view(-1, self.block)
-        return (rows * self.scales).flatten()[:count].view(self.shape)
-
-
-class WithAnOffset(Packed):
-    """Codes from 1 to 15, the second of each two in the higher half, arithmetic in place of shifts."""
-
-    def pack(self, pairs: torch.Tensor) -> torch.Tensor:
-        first, second = (pairs + 8).to(torch.uint8).unbind(1)
-        return first + 16 * second
-
-    def codes(self) -> torch.Tensor:
-        return torch.stack([self.packed % 16, self.packed // 16], 1).int() - 8
-
-
-class WithATable(Packed):
-    """By `repeat_interleave`, and a sign that a comparison finds."""
-
-    def unpack(self) -> torch.Tensor:
-        count = self.shape.numel()
-        four = torch.stack([self.packed // 16, self.packed % 16], 1).flatten().float()
-        values = torch.where(four > 7, four - 16, four)[:count]
-        return (values * self.scales.flatten().repeat_interleave(self.block)[:count]).reshape(self.shape)
-
-
-class AsModule(nn.Module):
-    """Buffers, rows made by hand, and a tiny number added to each scale."""
-
-    def __init__(self, values: torch.Tensor, block: int) -> None:
-        super().__init__()
-        self.block, self.size = block, values.shape
-        rows = values.reshape(-1).split(block)
-        scales = torch.stack([row.abs().max() / 7 for row in rows])
-        codes = torch.cat([(row / (scale + 1e-20)).round() for row, scale in zip(rows, scales, strict=True)])
-        codes = F.pad((codes + 8).to(torch.uint8), (0, len(codes) % 2))
-        self.register_buffer("codes", codes[::2] * 16 + codes[1::2])
-        self.register_buffer("scales", scales)
-
-    def unpack(self) -> torch.Tensor:
-        codes = torch.stack((self.codes >> 4, self.codes & 15), 1).flatten()[: self.size.numel()].float() - 8
-        rows = zip(codes.split(self.block), self.scales, strict=True)
-        return torch.cat([row * scale for row, scale in rows]).reshape(self.size)
-
-
-def packed(**changes: Any) -> Any:
-    return type("Mine", (Packed,), changes)
-
-
-class Keeping(Packed):
-    """Keeps the values as well."""
-
-    def __init__(self, values: torch.Tensor, block: int) -> None:
-        super().__init__(values, block)
-        self.values = values
-
-
-class Listed(Packed):
-    def __init__(self, values: torch.Tensor, block: int) -> None:
-        self.values = values.tolist()
-
-    def unpack(self) -> torch.Tensor:
-        return torch.tensor(self.values)
-
-
-def holding(more: Callable[[Any], Any], **changes: Any) -> Any:
-    """The right class, which also holds what `more` makes of it, or holds it in another way."""
-
-    def init(self: Any, values: torch.Tensor, block: int) -> None:
-        Packed.__init__(self, values, block)
-        vars(self).update(more(self))
-
-    return packed(__init__=init, **changes)
-
-
-def spoiling(self: Any) -> torch.Tensor:
-    values = Packed.unpack(self)
-    self.scales *= 2
-    return values
-
-
-class ByView(Packed):
-    def __init__(self, values: torch.Tensor, block: int) -> None:
-        super().__init__(values.view(-1), block)
-        self.shape = values.shape
-
-
-def packed_of(held: torch.Tensor) -> Any:
-    return SimpleNamespace(packed=held)
-
-
-class InMemoryOrder(Packed):
-    def __init__(self, values: torch.Tensor, block: int) -> None:
-        super().__init__(
-            values if values.is_contiguous() else values.as_strided(values.shape, (values.shape[1], 1)), block
-        )
-
-
-class Remembering(Packed):
-    """Unpacks once, and keeps that."""
-
-    made: torch.Tensor | None = None
-
-    def unpack(self) -> torch.Tensor:
-        self.made = super().unpack() if self.made is None else self.made
-        return self.made
-
-
-class Padded(Packed):
-    """Packs what only fills up the last block, too."""
-
-    def __init__(self, values: torch.Tensor, block: int) -> None:
-        super().__init__(values, block)
-        self.packed = torch.cat((self.packed, torch.zeros(-values.numel() % block // 2, dtype=torch.uint8)))
-
-    def codes(self) -> torch.Tensor:
-        return super().codes()
-
-
-PACKED = Answers(
-    right=[Packed, WithAnOffset, WithATable, AsModule],
-    wrong=[
-        (
-            packed(codes=lambda self: torch.stack((self.packed // 16, self.packed % 16), 1).int()),
-            "Negative codes come",
-        ),
-        (packed(codes=lambda self: Packed.codes(self).flip(1)), "are swapped"),
-        (
-            packed(scale=lambda self, rows: rows.abs().amax().expand(len(rows), 1).clone() / 7),
-            "share one scale",
-        ),
-        (packed(scale=lambda self, rows: rows.abs().amax() / 7), "That is too little"),
-        (
-            packed(scale=lambda self, rows: rows.amax(dim=1, keepdim=True) / 7),
-            "its largest *magnitude* below",
-        ),
-        (
-            packed(
-                scale=lambda self, rows: rows.abs().amax(dim=1, keepdim=True) / 8,
-                code=lambda self, x: x.round().clamp(-8, 7),
-            ),
-            "Is its scale that magnitude over 7",
-        ),
-        (
-            packed(
-                scale=lambda self, rows: rows.abs().amax(dim=1, keepdim=True) / 7.5,
-                code=lambda self, x: x.round().clamp(-7, 7),
-            ),
-            "Is its scale that magnitude over 7",
-        ),
-        (
-            packed(pack=lambda self, pairs: pairs[:, 0] * 16 + pairs[:, 1]),
-            "other number in their byte is below zero",
-        ),
-        (
-            packed(pack=lambda self, pairs: pairs[:, 0] << 4 | pairs[:, 1]),
-            "other number in their byte is below zero",
-        ),
-        (packed(code=lambda self, x: (x.round() * 1.0).to(torch.uint8)), "A negative float becomes a uint8"),
-        (packed(scale=lambda self, rows: rows.abs().amax(dim=1, keepdim=True) / 8), "7 is the largest code"),
-        (packed(code=lambda self, x: x.floor()), "to the *nearest* code"),
-        (packed(codes=lambda self: Packed.codes(self).T), "Which two share a byte"),
-        (packed(codes=lambda self: Packed.codes(self).clamp_min(-1)), "Only numbers below zero"),
-        (InMemoryOrder, "A transposed tensor comes back in another order"),
-        (Remembering, "more bytes than were held"),
-        (packed(code=lambda self, x: x.trunc()), "round to the *nearest* code"),
-        (packed(guard=lambda self, scales: scales), "you divide 0 by 0"),
-        (
-            packed(pack=lambda self, pairs: pairs.flatten(), codes=lambda self: self.packed),
-            "A code has a whole byte",
-        ),
-        (Keeping, "The original numbers are among them"),
-        (Listed, "Numbers are held in a list"),
-        (
-            holding(
-                lambda self: {"packed": self.packed.tolist()},
-                codes=lambda self: Packed.codes(packed_of(torch.tensor(self.packed, dtype=torch.uint8))),
-            ),
-            "Numbers are held in a list",
-        ),
-        (
-            holding(
-                lambda self: {"packed": self.packed.numpy().copy()},
-                codes=lambda self: Packed.codes(packed_of(torch.from_numpy(self.packed))),
-            ),
-            "an array",
-        ),
-        (
-            holding(
-                lambda self: {"packed": bytes(self.packed.tolist())},
-                codes=lambda self: Packed.codes(
-                    packed_of(torch.tensor(list(self.packed), dtype=torch.uint8))
-                ),
-            ),
-            "or bytes",
-        ),
-        (holding(lambda self: {"table": torch.arange(16.0)}), "float32 (16,). What is neither"),
-        (holding(lambda self: {"size": torch.tensor(self.shape)}), "int64 (2,). What is neither"),
-        (
-            holding(lambda self: {"wide": self.scales.repeat_interleave(self.block)}),
-            "float32 (128,). What is neither",
-        ),
-        (
-            holding(lambda self: {"scales": torch.cat((self.scales, self.scales))[: len(self.scales)]}),
-            "the rest of a sliced tensor",
-        ),
-        (packed(unpack=lambda self: Packed.unpack(self).bfloat16()), "come back as torch.bfloat16"),
-        (packed(unpack=lambda self: Packed.unpack(self).to(torch.int8)), "come back as torch.int8"),
-        (packed(guard=lambda self, scales: scales + 1e-8), "A block of tiny numbers"),
-        (packed(guard=lambda self, scales: scales.clamp_min(1e-6)), "A block of tiny numbers"),
-        (
-            packed(scale=lambda self, rows: rows.abs().amax(dim=1, keepdim=True).clamp_min(1e-6) / 7),
-            "of tiny numbers",
-        ),
-        (packed(unpack=spoiling), "A second unpack()"),
-        (ByView, "A transposed tensor has no flat view"),
-        (Padded, "Some are for padding"),
-        (packed(unpack=lambda self: Packed.unpack(self).flatten()), "in another shape"),
-        (packed(unpack=lambda self: Packed.unpack(self) / Packed.unpack(self)), "as nan or infinity"),
-        (packed(unpack=lambda self: None), "returned nothing"),
-        (lambda values, block: (values, block), "has no `unpack`"),
-    ],
-)
-
-
-class KeepsNothing(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, packed: Any, bias: Any) -> torch.Tensor:
-        ctx.packed = packed
-        return F.linear(x, packed.unpack().to(x.dtype), bias)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return gradients[0] @ ctx.packed.unpack().to(gradients[0].dtype), None, None
-
-
-class WithShapes(torch.autograd.Function):
-    """Rows and columns by hand, in another order of the arguments."""
-
-    @staticmethod
-    def forward(ctx: Any, packed: Any, x: torch.Tensor) -> torch.Tensor:
-        ctx.packed, ctx.dtype = packed, x.dtype
-        return (x.flatten(0, -2) @ packed.unpack().to(x.dtype).T).view(*x.shape[:-1], -1)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        W = ctx.packed.unpack().to(ctx.dtype)
-        return None, torch.einsum("...o,oi->...i", gradients[0], W)
-
-
-def by_shapes(x: torch.Tensor, packed: Any, bias: Any) -> torch.Tensor:
-    y = WithShapes.apply(packed, x)
-    return y if bias is None else y + bias
-
-
-def in_a_closure(x: torch.Tensor, packed: Any, bias: Any) -> torch.Tensor:
-    class Function(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x @ packed.unpack().to(x).T
-
-        @staticmethod
-        def backward(ctx: Any, *gradients: Any) -> Any:
-            return gradients[0] @ packed.unpack().to(gradients[0])
-
-    return Function.apply(x) + (0 if bias is None else bias)
-
-
-class KeepsX(KeepsNothing):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, packed: Any, bias: Any) -> torch.Tensor:
-        ctx.save_for_backward(x)
-        return KeepsNothing.forward(ctx, x, packed, bias)
-
-
-class KeepsOutput(KeepsNothing):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, packed: Any, bias: Any) -> torch.Tensor:
-        y = KeepsNothing.forward(ctx, x, packed, bias)
-        ctx.save_for_backward(y)
-        return y
-
-
-class KeepsW(KeepsNothing):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, packed: Any, bias: Any) -> torch.Tensor:
-        ctx.W = packed.unpack().to(x.dtype)
-        return F.linear(x, ctx.W, bias)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return gradients[0] @ ctx.W, None, None
-
-
-def backwards(back: Any) -> Any:
-    """The right forward with another backward."""
-    made: Any = type("Mine", (KeepsNothing,), {"backward": staticmethod(back)})
-    return made.apply
-
-
-def in_the_matrix(x: torch.Tensor, packed: Any, bias: Any) -> torch.Tensor:
-    packed.dense = packed.unpack().to(x.dtype)
-    return KeepsNothing.apply(x, packed, bias)
-
-
-def by_checkpoint(x: torch.Tensor, packed: Any, bias: Any) -> torch.Tensor:
-    return checkpoint(lambda x: F.linear(x, packed.unpack().to(x.dtype), bias), x, use_reentrant=False)
-
-
-def unpacking_twice(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-    return gradient @ ctx.packed.unpack() + 0 * ctx.packed.unpack()[:1], None, None
-
-
-PRODUCT = Answers(
-    right=[KeepsNothing.apply, by_shapes, in_a_closure],
-    wrong=[
-        (
-            lambda x, packed, bias: F.linear(x, packed.unpack().to(x.dtype), bias),
-            "W is kept for backward, unpacked",
-        ),
-        (KeepsW.apply, "W is kept for backward, unpacked"),
-        (in_the_matrix, "W is kept for backward, unpacked"),
-        (KeepsX.apply, "x is kept for backward"),
-        (by_checkpoint, "x is kept for backward"),
-        (lambda x, packed, bias: KeepsNothing.apply(x, packed, None), "The bias is missing"),
-        (
-            lambda x, packed, bias: KeepsNothing.apply(
-                x.float(), packed, None if bias is None else bias.float()
-            ),
-            "but the output is not: the unpacked W is fp32",
-        ),
-        (lambda x, packed, bias: 2 * KeepsNothing.apply(x, packed, bias), "The output is not x·Wᵀ"),
-        (lambda x, packed, bias: KeepsNothing.apply(x, packed, bias).flatten(), "another shape than x·Wᵀ"),
-        (lambda x, packed, bias: KeepsNothing.apply(x.detach(), packed, bias), "something cuts the graph"),
-        (
-            backwards(lambda ctx, gradient: gradient @ ctx.packed.unpack()),
-            "Backward through your output raised",
-        ),
-        (
-            backwards(lambda ctx, gradient: (gradient @ ctx.packed.unpack().T, None, None)),
-            "Backward through your",
-        ),
-        (
-            backwards(lambda ctx, gradient: (2 * gradient @ ctx.packed.unpack(), None, None)),
-            "is not the output's",
-        ),
-        (backwards(lambda ctx, gradient: (None, None, None)), "No gradient reaches x"),
-        (
-            backwards(
-                lambda ctx, gradient: (gradient @ ctx.packed.unpack().to(gradient.dtype), None, gradient[0])
-            ),
-            "Backward returns None for all but x",
-        ),
-        (KeepsOutput.apply, "The output is kept for backward"),
-        (backwards(unpacking_twice), "is unpacked 3 times"),
-    ],
-)
-
-
-def test_a_failure_names_the_case_without_its_numbers() -> None:
-    def shapeless(x: torch.Tensor, packed: Any, bias: Any) -> None:
-        raise ValueError("shapes")
-
-    assert "a tensor of (5, 64) in float32, W of (48, 64) in four bits, a tensor of (48,)" in hint(
-        "12.3", shapeless
-    )
-
-
-def per_token(
-    most: Callable[[torch.Tensor], torch.Tensor] = lambda x: x.abs().max(dim=-1, keepdim=True).values,
-    levels: float = 127,
-    nearest: Callable[[torch.Tensor], torch.Tensor] = torch.round,
-    kind: torch.dtype = torch.int32,
-    tokens: Callable[[torch.Tensor], Any] = lambda each: each,
-    rows: Callable[[torch.Tensor], Any] = lambda scale: scale.T,
-    least: float = 1e-30,
+def training(
+    read: Callable[[], Any] = lambda: torch.cuda.max_memory_allocated(),
+    reset: bool = True,
+    steps: int = 2,
+    keep: bool = False,
 ) -> Any:
-    """A learner's product, with one thing done in another way."""
+    """A learner's loop with another counter, no reset, other steps, or all models in a list."""
 
-    def answer(x: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        each = (most(x) / levels).clamp_min(least)
-        rounded = nearest(x / each).clamp(-127, 127).to(kind)
-        return (rounded @ codes.to(kind).T) * tokens(each) * rows(scale)
+    def answer(make: Any, draw: Any, batches: list[int]) -> dict[int, Any]:
+        found = {}
+        kept = list[Any]()
+        for batch in batches:
+            model = make()
+            optimizer = torch.optim.AdamW(model.parameters())
+            if reset:
+                torch.cuda.reset_peak_memory_stats()
+            for _ in range(steps):
+                one_step(model, optimizer, draw(batch))
+            found[batch] = read()
+            if keep:
+                kept += [model, optimizer]
+        return found
 
     return answer
 
 
-def with_einsum(x: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """In whole numbers of int64; tokens of zeros are left out of the division."""
-    most = x.abs().amax(-1)
-    factor = torch.where(most > 0, 127 / most, torch.zeros_like(most))
-    rounded = torch.round(x * factor[..., None]).long()
-    sums = torch.einsum("...i,oi->...o", rounded, codes.long())
-    return sums * (most / 127)[..., None] * scale.flatten()
+def in_a_function(make: Any, draw: Any, batches: list[int]) -> dict[int, int]:
+    def alone(batch: int) -> int:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        model = make()
+        optimizer = torch.optim.AdamW(list(model.parameters()), lr=1e-4)
+        x = draw(batch)
+        for _ in range(2):
+            one_step(model, optimizer, x)
+        return torch.cuda.max_memory_allocated()
+
+    return {batch: alone(batch) for batch in batches}
 
 
-def row_by_row(x: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """One token after the other, in floats that hold whole numbers."""
-    found = []
-    for token in x.reshape(-1, x.shape[-1]):
-        each = token.abs().max() / 127
-        whole = (token / each).round() if each > 0 else torch.zeros_like(token)
-        found.append(codes.float() @ whole * each * scale[:, 0])
-    return torch.stack(found).view(*x.shape[:-1], -1)
+def by_statistics(make: Any, draw: Any, batches: list[int]) -> dict[int, float]:
+    found = {}
+    model: Any = None
+    optimizer: Any = None
+    loss: Any = None
+    for batch in batches:
+        del model, optimizer, loss
+        torch.cuda.memory.reset_peak_memory_stats()
+        model = make()
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(2):
+            loss = model(draw(batch)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found[batch] = float(torch.cuda.memory_stats()["allocated_bytes.all.peak"])
+    return found
 
 
-def static(x: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """A scale per channel, folded into nothing."""
-    each = x.abs().flatten(0, -2).amax(dim=0) / 127 + 1e-30
-    return ((x / each).round().int() @ codes.int().T) * each.mean() * scale.T
+def with_names(make: Any, draw: Any, batches: list[int]) -> dict[int, int]:
+    """The most ordinary loop: output and loss have names, and live through backward."""
+    found = {}
+    for batch in batches:
+        model = make()
+        optimizer = torch.optim.AdamW(model.parameters())
+        torch.cuda.reset_peak_memory_stats()
+        for _ in range(2):
+            x = draw(batch)
+            output = model(x)
+            loss = output.square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found[batch] = torch.cuda.max_memory_allocated()
+    return found
 
 
-PRODUCT8 = Answers(
-    right=[per_token(), with_einsum, row_by_row],
+def difference(make: Any, draw: Any, batches: list[int]) -> dict[int, int]:
+    """What was there before is subtracted: nothing of earlier trainings is left but workspaces."""
+    found = {}
+    for batch in batches:
+        before = torch.cuda.memory_allocated()
+        found |= training()(make, draw, [batch])
+        found[batch] -= before
+    return found
+
+
+def labeled(make: Any, draw: Any, batches: list[int]) -> dict[str, int]:
+    return {str(batch): size for batch, size in training()(make, draw, batches).items()}
+
+
+def extra_alone(make: Any, draw: Any, batches: list[int]) -> dict[int, int]:
+    """The lesson's `extra`: what the second step takes, without what was there before."""
+    found = {}
+    for batch in batches:
+        model = make()
+        optimizer = torch.optim.AdamW(model.parameters())
+        one_step(model, optimizer, draw(batch))
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        one_step(model, optimizer, draw(batch))
+        found[batch] = torch.cuda.max_memory_allocated() - before
+    return found
+
+
+def with_losses(make: Any, draw: Any, batches: list[int]) -> dict[int, int]:
+    """Keeps every loss, as one does for a plot."""
+    found = {}
+    losses = []
+    for batch in batches:
+        model = make()
+        optimizer = torch.optim.AdamW(model.parameters())
+        torch.cuda.reset_peak_memory_stats()
+        for _ in range(2):
+            loss = model(draw(batch)).square().mean()
+            losses.append(loss)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found[batch] = torch.cuda.max_memory_allocated()
+    return found
+
+
+def one_model(make: Any, draw: Any, batches: list[int]) -> dict[int, int]:
+    """Goes on with the model that it has."""
+    model = make()
+    return training()(lambda: model, draw, batches)
+
+
+def largest_segments(make: Any, draw: Any, batches: list[int]) -> dict[int, int]:
+    """The most reserved, where nothing was cached before."""
+    found = {}
+    for batch in batches:
+        torch.cuda.empty_cache()
+        found |= training(lambda: torch.cuda.max_memory_reserved())(make, draw, [batch])
+    return found
+
+
+PEAKS = Answers(
+    right=[training(), in_a_function, by_statistics, with_names],
     wrong=[
-        (lambda x, codes, scale: x @ (codes * scale).T, "You round nothing"),
-        (lambda x, codes, scale: F.linear(x, codes.float()) * scale.T, "You round nothing"),
-        (per_token(most=lambda x: x.abs().max()), "All tokens share one scale"),
-        (static, "those of channels"),
-        (per_token(most=lambda x: x.amax(-1, keepdim=True)), "largest *magnitude*"),
-        (per_token(tokens=torch.ones_like), "You leave out the tokens' scales"),
-        (per_token(rows=lambda scale: 1), "You leave out the scales of W's rows"),
-        (per_token(tokens=lambda each: 1, rows=lambda scale: 1.0), "You leave out both scales"),
-        (per_token(levels=128), "The largest code is 127"),
-        (per_token(nearest=torch.trunc), "You cut off the digits"),
-        (per_token(nearest=torch.floor), "You round down"),
-        (per_token(kind=torch.int8), "does not fit into int8"),
-        (per_token(levels=7), "Some number is off"),
-        (per_token(least=0.0), "a token may be all zeros"),
-        (per_token(least=1e-6), "A tiny token comes out wrong"),
+        (training(reset=False), "one maximum since the process began"),
+        (training(lambda: torch.cuda.memory_allocated()), "weights and states"),
+        (training(lambda: torch.cuda.memory_reserved()), "keeps what earlier trainings took"),
+        (training(lambda: torch.cuda.max_memory_reserved()), "keeps what earlier trainings took"),
+        (training(keep=True), "Earlier trainings are still in memory"),
+        (with_losses, "a loss that you keep holds its graph"),
+        (one_model, "You train one model for all batch sizes"),
+        (largest_segments, "These are whole segments"),
+        (training(steps=1), "the first step's peak"),
+        (extra_alone, "You subtract what was there before"),
+        (difference, "short by cuBLAS's workspaces"),
+        (labeled, "keys are texts"),
+        (training(lambda: torch.cuda.max_memory_allocated() / 1e6), "MB where bytes were asked"),
+        (training(lambda: 10**8), "Some peak is off"),
+        (lambda make, draw, batches: {batch: make() and 1 for batch in batches[:1]}, "no 4096"),
+        (lambda make, draw, batches: make().weights, "raised AttributeError"),
+    ],
+)
+
+
+def test_the_planted_report_does_not_move_and_the_true_one_does() -> None:
+    planted = lesson_12.planted_report()
+    allocated = process().replayed.allocated
+    true = {label: max(allocated[first:last]) for label, (first, last) in process().spans.items()}
+    assert len(set(planted.values())) == 1
+    assert list(true.values()) == sorted(set(true.values()), reverse=True) and true["32"] > 4 * true["4"]
+
+
+def filled(
+    size: float, keep: Callable[[int], bool], late: float = 0.0, share: float = 0.0, over: int = 1
+) -> Any:
+    """Tensors of `size` MiB fill the GPU, those stay that `keep` names; `late` MiB or a `share` come last."""
+
+    def answer(capacity: int) -> list[tuple[int, str]]:
+        bytes_ = int(size * MiB)
+        made = [(bytes_, f"t{index}") for index in range(over * capacity // bytes_)]
+        freed = [(-bytes_, name) for index, (_, name) in enumerate(made) if not keep(index)]
+        return [*made, *freed, (int(late * MiB + share * capacity), "late")]
+
+    return answer
+
+
+one_a_segment = filled(4, lambda index: index % 5 == 0, late=17)
+
+FRAGMENTED = Answers(
+    right=[
+        one_a_segment,
+        lambda capacity: tuple(filled(4, lambda index: index % 5 in (0, 4), late=13)(capacity)),
+        filled(4, lambda index: index % 5 in (1, 3), late=5),
+        filled(2, lambda index: index % 10 == 0, late=20),
+    ],
+    wrong=[
+        (filled(4, lambda index: index % 2 == 0, late=4), "everything fits"),
+        (filled(4, lambda index: index % 10 > 0, late=8), "not more than half"),
+        # the lesson's pattern
+        (filled(4, lambda index: index % 5 in (0, 2, 4), late=8), "not more than half"),
+        (filled(4, lambda index: index % 2 == 0, late=8), "not more than half"),
+        (filled(4, lambda index: index % 2 == 0, share=1), "for more than all that is free"),
+        (filled(4, lambda index: index % 2 == 0, late=8, over=2), "before the last request"),
+        (filled(4, lambda index: index % 5 in (0, 4), share=0.6), "all that is free."),
+        (lambda capacity: one_a_segment(80 * MiB), "On a GPU of 200 MiB everything fits"),
+        (lambda capacity: [(-4, "a")], "Your events do not work"),
+    ],
+)
+
+
+def sorted_by(key: Callable[[int], int], back: bool = True) -> Any:
+    """Features made in the order of `key` over the places, and put where they belong, or not."""
+
+    @torch.no_grad()
+    def answer(model: Any, documents: list[Any]) -> list[Any]:
+        places = sorted(range(len(documents)), key=lambda at: key(len(documents[at])))
+        made = [model(documents[at]) for at in places]
+        return [made[places.index(at)] for at in range(len(documents))] if back else made
+
+    return answer
+
+
+longest_first = sorted_by(lambda length: -length)
+
+
+def forward(model: Any, documents: list[Any]) -> list[Any]:
+    return [model(tokens) for tokens in documents]
+
+
+in_turn = torch.no_grad()(forward)
+
+
+@torch.no_grad()
+def from_behind(model: Any, documents: list[Any]) -> list[Any]:
+    return [model(tokens) for tokens in documents[::-1]][::-1]
+
+
+@torch.no_grad()
+def room_first(model: Any, documents: list[Any]) -> tuple[Any, ...]:
+    width = model[-1].out_features
+    features = tuple(torch.empty(len(tokens), width, device=tokens.device) for tokens in documents)
+    for room, tokens in zip(features, documents, strict=True):
+        room.copy_(model(tokens))
+    return features
+
+
+@torch.no_grad()
+def in_one_buffer(model: Any, documents: list[Any]) -> list[Any]:
+    sizes = [len(tokens) for tokens in documents]
+    buffer = torch.empty(sum(sizes), model[-1].out_features, device=documents[0].device)
+    for room, tokens in zip(buffer.split(sizes), documents, strict=True):
+        room[:] = model(tokens)
+    return list(buffer.split(sizes))
+
+
+@torch.no_grad()
+def replaced(model: Any, documents: list[Any]) -> list[Any]:
+    features = [
+        torch.empty(len(tokens), model[-1].out_features, device=tokens.device) for tokens in documents
+    ]
+    rooms = list(features)
+    for at, tokens in enumerate(documents):
+        features[at] = model(tokens)
+    assert len(rooms) == len(features)
+    return features
+
+
+@torch.no_grad()
+def emptied(model: Any, documents: list[Any]) -> list[Any]:
+    features = []
+    for tokens in documents:
+        features.append(model(tokens))
+        torch.cuda.empty_cache()
+    return features
+
+
+@torch.no_grad()
+def at_once(model: Any, documents: list[Any]) -> list[Any]:
+    return list(model(torch.cat(documents)).split([len(tokens) for tokens in documents]))
+
+
+@torch.no_grad()
+def longest_first_for_nothing(model: Any, documents: list[Any]) -> list[Any]:
+    model(max(documents, key=len))
+    return in_turn(model, documents)
+
+
+def rounded(model: Any, documents: list[Any]) -> list[Any]:
+    return [feature.half().float() for feature in longest_first(model, documents)]
+
+
+@torch.no_grad()
+def there_and_back(model: Any, documents: list[Any]) -> list[Any]:
+    features = [model(tokens).cpu() for tokens in documents]
+    return [feature.to(tokens.device) for feature, tokens in zip(features, documents, strict=True)]
+
+
+@torch.no_grad()
+def by_length(model: Any, documents: list[Any]) -> list[Any]:
+    found = {len(tokens): model(tokens) for tokens in documents[::-1]}
+    return [found[len(tokens)] for tokens in documents]
+
+
+@torch.no_grad()
+def in_pieces(model: Any, documents: list[Any]) -> list[Any]:
+    whole = sorted_by(lambda length: -length)
+    return whole(lambda tokens: torch.cat([model(piece) for piece in tokens.split(1000)]), documents)
+
+
+@torch.no_grad()
+def copied_at_the_end(model: Any, documents: list[Any]) -> list[Any]:
+    return list(torch.cat(longest_first(model, documents)).split([len(tokens) for tokens in documents]))
+
+
+def half(model: Any, documents: list[Any]) -> list[Any]:
+    return [feature.half() for feature in longest_first(model, documents)]
+
+
+@torch.no_grad()
+def to_the_host(model: Any, documents: list[Any]) -> list[Any]:
+    return [model(tokens).cpu() for tokens in documents]
+
+
+@torch.no_grad()
+def by_first_and_last(model: Any, documents: list[Any]) -> list[Any]:
+    """Looks at two documents alone."""
+    rising = len(documents[0]) < len(documents[-1])
+    return from_behind(model, documents) if rising else in_turn(model, documents)
+
+
+@torch.no_grad()
+def wrong_way_back(model: Any, documents: list[Any]) -> list[Any]:
+    """Takes the order for its own inverse."""
+    places = sorted(range(len(documents)), key=lambda at: len(documents[at]), reverse=True)
+    made = [model(documents[at]) for at in places]
+    return [made[at] for at in places]
+
+
+@torch.no_grad()
+def padded(model: Any, documents: list[Any]) -> list[Any]:
+    """Room for as many tokens as the longest document has, for each."""
+    longest = max(map(len, documents))
+    room = torch.empty(len(documents), longest, model[-1].out_features, device=documents[0].device)
+    for row, tokens in zip(room, documents, strict=True):
+        row[: len(tokens)] = model(tokens)
+    return [row[: len(tokens)] for row, tokens in zip(room, documents, strict=True)]
+
+
+EMBED = Answers(
+    right=[longest_first, room_first, in_one_buffer],
+    wrong=[
+        (in_turn, "too small for the next document"),
+        (sorted_by(lambda length: length), "too small for the next document"),
+        (emptied, "nor `empty_cache`"),
+        (from_behind, "you rely on their order"),
+        (by_first_and_last, "first rise, then fall: you rely on their order"),
+        (wrong_way_back, "in the order that you made them"),
+        (padded, "more room than all features need"),
+        (longest_first_for_nothing, "the model once for each document"),
+        (at_once, "the whole document and no other"),
+        (rounded, "Your features are rounded"),
+        (there_and_back, "stay on the GPU"),
+        (replaced, "does `features[i] = …` replace"),
+        (sorted_by(lambda length: -length, back=False), "in the order that you made them"),
+        (by_length, "two documents may have the same length"),
+        (in_pieces, "the whole document and no other"),
+        (copied_at_the_end, "is copied in the end"),
+        (half, "Return the features in fp32"),
+        (to_the_host, "stay on the GPU"),
+        (forward, "carry a graph"),
+        (lambda model, documents: in_turn(model, documents[1:]), "one tensor of features for each"),
+        (lambda model, documents: documents.reverse() or in_turn(model, documents), "changes argument 2"),
+    ],
+)
+
+
+def living(content: Any) -> list[tuple[str, str, int]]:
+    """Module, moment and bytes of each living block."""
+    blocks = [block for segment in content["segments"] for block in segment["blocks"]]
+    return [
+        (block["frames"][0]["filename"], block["frames"][1]["filename"], block["size"])
+        for block in blocks
+        if block["state"] == "active_allocated"
+    ]
+
+
+def by_counting(snapshot: Any) -> str | None:
+    """By sorted pairs of module and step."""
+    pairs = {(made_by, when.split()[1]) for made_by, when, _ in living(snapshot)}
+    names = [name for name, _ in pairs]
+    return next((name for name in sorted(names) if names.count(name) >= 3), None)
+
+
+def by_forwards(snapshot: Any) -> str | None:
+    """What forwards made, in more than one step."""
+    found: dict[str, set[str]] = {}
+    for made_by, when, _ in living(snapshot):
+        if "forward" in when:
+            found.setdefault(made_by, set()).add(when)
+    return next((made_by for made_by, moments in found.items() if len(moments) > 1), None)
+
+
+def in_every_step(snapshot: Any) -> str | None:
+    made = [
+        {made_by for made_by, when, _ in living(snapshot) if when.startswith(f"step {step} ")}
+        for step in (1, 2, 3, 4, 5)
+    ]
+    return next(iter(set.intersection(*made)), None)
+
+
+def of_two_steps(snapshot: Any) -> str | None:
+    pairs = {(made_by, when) for made_by, when, _ in living(snapshot)}
+    names = sorted(name for name, _ in pairs)
+    return next((name for name in names if names.count(name) >= 2), None)
+
+
+def without_the_set_up(snapshot: Any) -> str | None:
+    pairs = {(made_by, when.split()[1]) for made_by, when, _ in living(snapshot)} - {None}
+    names = sorted(name for name, step in pairs if step != "0")
+    return next((name for name in names if names.count(name) > 1), None)
+
+
+def of_two_moments(snapshot: Any) -> str | None:
+    """Modules alone, and yet one too many."""
+    names = sorted(made_by for made_by, _, _ in living(snapshot) if "." not in made_by)
+    return next((name for name in names if names.count(name) >= 1), None)
+
+
+def largest(snapshot: Any) -> str:
+    return max(living(snapshot), key=lambda block: block[2])[0]
+
+
+def first_of_step_3(snapshot: Any) -> str | None:
+    return next((made_by for made_by, when, _ in living(snapshot) if when.startswith("step 3")), None)
+
+
+def where_something_leaks(answer: Any) -> Any:
+    return lambda snapshot: answer(snapshot) if by_counting(snapshot) else None
+
+
+NONE_THERE = "You find a leak where there is none"
+
+LEAK = Answers(
+    right=[by_counting, by_forwards, without_the_set_up],
+    wrong=[
+        (largest, NONE_THERE),
+        (of_two_steps, "'first.bias', which is not a module"),
+        (of_two_moments, "Step 0 is the set-up"),
+        (in_every_step, "You find nothing"),
+        (first_of_step_3, NONE_THERE),
+        (where_something_leaks(of_two_steps), "its gradient in step 5. Which steps count?"),
+        (where_something_leaks(lambda snapshot: "exp_avg of last.bias"), "made in one step"),
+        (where_something_leaks(largest), "made in one step"),
+        (where_something_leaks(first_of_step_3), "made in one step"),
         (
-            per_token(most=lambda x: x.abs().max(dim=-1, keepdim=True).values + 1e-5),
-            "A tiny token comes out wrong",
+            lambda snapshot: None if by_counting(snapshot) == "last" else by_counting(snapshot),
+            "You find nothing",
         ),
-        (per_token(rows=lambda scale: scale), "raised"),
-        (lambda *given: per_token()(*given).bfloat16(), "You return torch.bfloat16"),
-        (lambda *given: per_token()(*given).flatten(0, -2), "give (2, 3, 6), not"),
+        (where_something_leaks(lambda snapshot: f"addmm in {by_counting(snapshot)}"), "is not the module"),
+        (lambda snapshot: "last", "whatever the snapshot says"),
+    ],
+)
+
+
+def test_the_example_is_a_snapshot_of_five_steps() -> None:
+    steps = {when.split()[1] for _, when, _ in living(lesson_12.example_snapshot())}
+    assert steps == {"0", "1", "2", "3", "4", "5"}
+    assert [by_counting(snapshot(module)) for module in LEAKS] == [*LEAKS]
+
+
+class Plain:
+    """An allocator as a learner writes one, from lists of [size, name]; each class below has one mistake."""
+
+    # a rest of so many bytes is split off
+    least_small = 1
+    least_large = MiB + 1
+    step = 2 * MiB
+    shared = 20 * MiB
+    alone = 10 * MiB
+    limit = MiB
+
+    def __init__(self) -> None:
+        self.segments: list[list[list[Any]]] = []
+        self.pools: list[bool] = []
+
+    reserved = property(lambda self: sum(size for blocks in self.segments for size, _ in blocks))
+    allocated = property(lambda self: sum(size for blocks in self.segments for size, name in blocks if name))
+
+    def rounded(self, size: int) -> int:
+        return (size + 511) // 512 * 512
+
+    def is_small(self, size: int) -> bool:
+        return size <= self.limit
+
+    def segment(self, size: int) -> int:
+        if self.is_small(size):
+            return 2 * MiB
+        if size < self.alone:
+            return self.shared
+        return (size + self.step - 1) // self.step * self.step
+
+    def usable(self, small: bool) -> list[list[list[Any]]]:
+        return [blocks for blocks, pool in zip(self.segments, self.pools, strict=True) if pool == small]
+
+    def fitting(self, size: int, small: bool) -> list[list[Any]]:
+        return [one for blocks in self.usable(small) for one in blocks if one[1] is None and one[0] >= size]
+
+    def choose(self, free: list[list[Any]]) -> list[Any]:
+        return min(free, key=lambda one: one[0])
+
+    def allocate(self, name: Any, size: int) -> None:
+        size = self.rounded(size)
+        small = self.is_small(size)
+        free = self.fitting(size, small)
+        if not free:
+            self.segments.append([[self.segment(size), None]])
+            self.pools.append(small)
+            free = self.segments[-1]
+        one = self.choose(free)
+        rest = one[0] - size
+        if rest >= (self.least_small if small else self.least_large):
+            blocks = next(blocks for blocks in self.segments if any(other is one for other in blocks))
+            at = next(at for at, other in enumerate(blocks) if other is one)
+            blocks.insert(at + 1, [rest, None])
+            one[0] = size
+        one[1] = name
+
+    def free(self, name: Any) -> None:
+        for blocks in self.segments:
+            for at, one in enumerate(blocks):
+                if one[1] == name:
+                    one[1] = None
+                    self.join(blocks, at)
+                    return
+
+    def join(self, blocks: list[list[Any]], at: int) -> None:
+        self.right(blocks, at)
+        self.left(blocks, at)
+
+    def right(self, blocks: list[list[Any]], at: int) -> None:
+        if at + 1 < len(blocks) and blocks[at + 1][1] is None:
+            blocks[at][0] += blocks.pop(at + 1)[0]
+
+    def left(self, blocks: list[list[Any]], at: int) -> None:
+        if at and blocks[at - 1][1] is None:
+            self.right(blocks, at - 1)
+
+
+def mistaken(base: Any = Plain, **what: Any) -> Any:
+    """The allocator with a method or a number of its own."""
+    return type("Mistaken", (base,), what)
+
+
+class ByAddress:
+    """Another style: blocks by address in one dictionary for each segment, its counters kept up to date."""
+
+    def __init__(self) -> None:
+        self.allocated = self.reserved = 0
+        self.free_blocks: list[tuple[int, int, int]] = []  # size, segment's number, offset
+        self.used: dict[Any, tuple[int, int, int]] = {}
+        self.small: list[bool] = []
+
+    def allocate(self, name: Any, size: int) -> None:
+        size = -(-size // 512) * 512
+        small = size <= MiB
+        fitting = [one for one in self.free_blocks if one[0] >= size and self.small[one[1]] == small]
+        if fitting:
+            best = min(fitting)
+            self.free_blocks.remove(best)
+        else:
+            if small:
+                taken = 2 * MiB
+            elif size < 10 * MiB:
+                taken = 20 * MiB
+            else:
+                taken = -(-size // (2 * MiB)) * 2 * MiB
+            self.reserved += taken
+            best = (taken, len(self.small), 0)
+            self.small.append(small)
+        whole, segment, offset = best
+        if whole - size > (0 if small else MiB):
+            self.free_blocks.append((whole - size, segment, offset + size))
+            whole = size
+        self.used[name] = (whole, segment, offset)
+        self.allocated += whole
+
+    def free(self, name: Any) -> None:
+        size, segment, offset = self.used.pop(name)
+        self.allocated -= size
+        for other in list(self.free_blocks):
+            if other[1] == segment and other[2] + other[0] == offset:
+                self.free_blocks.remove(other)
+                size = size + other[0]
+                offset = other[2]
+            elif other[1] == segment and offset + size == other[2]:
+                self.free_blocks.remove(other)
+                size += other[0]
+        self.free_blocks.append((size, segment, offset))
+
+
+class ThePolicy:
+    """By the course's own allocator, as one who has found it."""
+
+    def __init__(self) -> None:
+        self.allocator = CachingAllocator()
+        self.addresses = dict[Any, int]()
+
+    allocated = property(lambda self: float(self.allocator.allocated))
+    reserved = property(lambda self: self.allocator.reserved)
+
+    def allocate(self, name: Any, size: int) -> int:
+        self.addresses[name] = self.allocator.malloc(size)
+        return self.addresses[name]
+
+    def free(self, name: Any) -> None:
+        self.allocator.free(self.addresses.pop(name))
+
+
+def first_segment_that_has_one(self: Any, size: int, small: bool) -> list[Any]:
+    found = [[one for one in blocks if one[1] is None and one[0] >= size] for blocks in self.usable(small)]
+    return next(filter(None, found), [])
+
+
+class AcrossSegments(Plain):
+    def free(self, name: Any) -> None:
+        super().free(name)
+        for at in range(len(self.segments) - 1, 0, -1):
+            before, after = self.segments[at - 1 : at + 1]
+            whole = len(before) == len(after) == 1 and before[0][1] is after[0][1] is None
+            if whole and self.pools[at - 1] == self.pools[at]:
+                before[0][0] += after[0][0]
+                del self.segments[at], self.pools[at]
+
+
+class GivesBack(Plain):
+    def free(self, name: Any) -> None:
+        super().free(name)
+        empty = [at for at, blocks in enumerate(self.segments) if len(blocks) == 1 and blocks[0][1] is None]
+        for at in reversed(empty):
+            del self.segments[at], self.pools[at]
+
+
+def forgets(self: Any, name: Any) -> None:
+    """Takes the block out of its segment."""
+    for blocks in self.segments:
+        blocks[:] = [one for one in blocks if one[1] != name]
+
+
+def never_free(self: Any, name: Any) -> None:
+    """Nothing is taken back."""
+
+
+def never_joins(self: Any, *_: Any) -> None:
+    """Blocks stay as they are."""
+
+
+def only_before(self: Any, blocks: Any, at: int) -> None:
+    """Joins with the free neighbor before alone."""
+    if at and blocks[at - 1][1] is None:
+        Plain.right(self, blocks, at - 1)
+
+
+def only_small_alone(self: Any, small: bool) -> Any:
+    """Small requests keep to their pool, large ones take any block."""
+    return [blocks for blocks, pool in zip(self.segments, self.pools, strict=True) if pool or not small]
+
+
+def one_or_the_other(self: Any, blocks: Any, at: int) -> None:
+    before = len(blocks)
+    self.right(blocks, at)
+    if len(blocks) == before:
+        self.left(blocks, at)
+
+
+def by_request(self: Any, name: Any, size: int) -> None:
+    """Chooses the segment by the request, not by what it is rounded to."""
+    shared = self.alone
+    self.alone = 0 if size >= 10 * MiB else 10 * MiB + 512
+    Plain.allocate(self, name, size)
+    self.alone = shared
+
+
+class NewestInFront(Plain):
+    """New segments get to the front of their pool."""
+
+    def allocate(self, name: Any, size: int) -> None:
+        before = len(self.segments)
+        super().allocate(name, size)
+        if len(self.segments) > before:
+            self.segments.insert(0, self.segments.pop())
+            self.pools.insert(0, self.pools.pop())
+
+
+def rest_in_front(self: Any, name: Any, size: int) -> None:
+    """The block at the end of what was free, and the rest before it."""
+    Plain.allocate(self, name, size)
+    for blocks in self.segments:
+        for at, one in enumerate(blocks[:-1]):
+            if one[1] == name and blocks[at + 1][1] is None:
+                blocks[at : at + 2] = [blocks[at + 1], one]
+                return
+
+
+def around_the_end(self: Any, blocks: Any, at: int) -> None:
+    """Joins with the block at −1, which for the first block is the last one, or the block itself."""
+    if blocks[at - 1][1] is None:
+        blocks[at - 1][0] += blocks.pop(at)[0]
+
+
+class Lost(Plain):
+    """Appends to a list that nobody keeps, as `pool = self.small + self.large` is."""
+
+    def allocate(self, name: Any, size: int) -> None:
+        segments = self.segments
+        self.segments = list(self.segments)
+        super().allocate(name, size)
+        self.segments = segments
+        self.pools = self.pools[: len(segments)]
+
+
+def largest_first(self: Any, free: Any) -> Any:
+    return max(free, key=lambda one: one[0])
+
+
+WITHOUT_FREE = {name: what for name, what in vars(Plain).items() if name != "free"}
+
+ALLOCATOR = Answers(
+    right=[Plain, ByAddress, ThePolicy],
+    wrong=[
+        (mistaken(choose=lambda self, free: free[0]), "Best fit, not first fit"),
+        (mistaken(choose=largest_first), "Best fit, not first fit"),
+        (mistaken(choose=lambda self, free: free[-1]), "Best fit, not the newest"),
+        (mistaken(fitting=first_segment_that_has_one), "searches every segment"),
         (
-            lambda x, codes, scale: per_token(tokens=lambda e: 1, rows=lambda s: 1)(x, codes, scale),
-            "torch.int32",
+            mistaken(choose=lambda self, free: min(free[::-1], key=lambda one: one[0])),
+            "Of several equally small free",
+        ),
+        (
+            mistaken(usable=lambda self, small: Plain.usable(self, small)[::-1]),
+            "use the one in the oldest segment",
+        ),
+        (NewestInFront, "use the one in the oldest segment"),
+        (mistaken(allocate=rest_in_front), "split the rest off *behind* your block"),
+        (mistaken(left=around_the_end), "You join blocks that are not neighbors"),
+        (Lost, "After a request nothing is reserved"),
+        (mistaken(join=never_joins), "You never join"),
+        (mistaken(left=never_joins), "the free neighbor before"),
+        (mistaken(right=never_joins, left=only_before), "the free neighbor behind"),
+        (mistaken(join=one_or_the_other), "all three become one"),
+        (AcrossSegments, "You join across segments"),
+        (mistaken(least_large=10**18, least_small=10**18), "You never split"),
+        (mistaken(least_small=MiB + 1), "In the small pool every rest"),
+        (mistaken(least_large=512), "You always split"),
+        (mistaken(least_large=10**18), "You never split in the large pool"),
+        (mistaken(is_small=lambda self, size: not self.segments or size <= MiB), "compare them with `is`"),
+        (
+            mistaken(
+                segment=lambda self, size: 2 * MiB if size <= MiB else -(-size // (20 * MiB)) * 20 * MiB
+            ),
+            "From 10 MiB on, a segment is the request",
+        ),
+        (mistaken(free=forgets), "A freed block stays in its segment"),
+        (type("First", (), WITHOUT_FREE), "Now write the half that frees"),
+        (type("Split", (), WITHOUT_FREE | {"least_large": 512}), "You always split"),
+        (mistaken(least_large=MiB), "A rest of exactly 1 MiB"),
+        (mistaken(least_large=2 * MiB), "a rest of more than 1 MiB is split off"),
+        (mistaken(rounded=lambda self, size: size), "You do not round up"),
+        (
+            mistaken(rounded=lambda self, size: (size // 512 + 1) * 512),
+            "A multiple of 512 bytes stays as it is",
+        ),
+        (mistaken(segment=lambda self, size: size), "small blocks share 2 MiB"),
+        (
+            mistaken(segment=lambda self, size: 20 * MiB if size < 10 * MiB else size),
+            "small blocks share 2 MiB",
+        ),
+        (mistaken(alone=0), "blocks under 10 MiB share"),
+        (mistaken(is_small=lambda self, size: size < MiB), "exactly 1 MiB is small"),
+        (mistaken(allocate=by_request), "You choose by the requested size"),
+        (mistaken(alone=10 * MiB + 512), "exactly 10 MiB gets"),
+        (mistaken(step=512), "multiples of 2 MiB"),
+        (mistaken(fitting=lambda self, size, small: []), "You ask the driver although"),
+        (mistaken(free=never_free), "You do not reuse freed blocks"),
+        (GivesBack, "You give memory back"),
+        (mistaken(usable=lambda self, small: self.segments), "takes no block of the large pool"),
+        (mistaken(usable=only_small_alone), "takes no block of the small pool"),
+        (mistaken(free=lambda self, name: self.lost), "raised AttributeError"),
+        (type("Half", (), {"__init__": Plain.__init__}), "Your allocator has no `allocate`"),
+        (
+            mistaken(segment=lambda self, size: 40 * MiB if size > 31 * MiB else Plain.segment(self, size)),
+            "of a longer trace",
         ),
     ],
 )
 
-ANSWERS = {"12.1": LORA_LINEAR, "12.2": PACKED, "12.3": PRODUCT, "12.4": PRODUCT8}
+
+ANSWERS = {"12.1": PEAKS, "12.2": FRAGMENTED, "12.3": EMBED, "12.4": LEAK, "12.5": ALLOCATOR}
 
 
 class TestAnswers(JudgedAnswers):

@@ -1,4 +1,4 @@
-"""Own code of lessons 07 and 07b: paths of θ, noise from two batches, rates, published batches, a figure."""
+"""Own code of lessons 08 and 09: paths of θ, noise from two batches, rates, published batches, a figure."""
 
 import json
 import math
@@ -115,7 +115,7 @@ def test_the_explorer_says_what_is_not_possible_and_what_leaves_the_picture() ->
 
 
 def test_the_tensors_of_a_recorded_gpu_are_the_estimates_and_its_allocator_counts_more() -> None:
-    """What lesson 07 says of its gap: it is 0 on an H200, too, in tensors alone."""
+    """What lesson 08 says of its gap: it is 0 on an H200, too, in tensors alone."""
     run = TrainingRun("gpt2-xl", 4, 1024, "bf16-master", recompute="full", accumulation_steps=8)
     real = measure(run, source="recorded", device="NVIDIA H200")
     assert real.peak == estimate(run).total
@@ -137,8 +137,8 @@ def test_a_bf16_sum_stands_still_if_gradients_agree_and_goes_on_if_they_are_nois
 
 
 def shown_bars(beginning: str) -> list[float]:
-    """The numbers of the stored figure of lesson 07b whose title begins like this."""
-    cells = json.loads((ROOT / "notebooks/07b_large_batches.ipynb").read_text(encoding="utf-8"))["cells"]
+    """The numbers of the stored figure of lesson 09 whose title begins like this."""
+    cells = json.loads((ROOT / "notebooks/09_large_batches.ipynb").read_text(encoding="utf-8"))["cells"]
     outputs = [output.get("data", {}) for cell in cells for output in cell.get("outputs", [])]
     texts = ["".join(data.get("text/plain", "")) for data in outputs]
     (text,) = [text for text in texts if text.startswith(beginning)]

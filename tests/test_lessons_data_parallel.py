@@ -1,4 +1,4 @@
-"""What lesson 08 runs and draws: collectives and DDP on real ranks, the fitted link, the ring's pictures."""
+"""What lesson 10 runs and draws: collectives and DDP on real ranks, the fitted link, the ring's pictures."""
 
 import copy
 import random
@@ -156,7 +156,7 @@ def test_a_server_s_picture_tells_its_four_steps() -> None:
 
 
 def replicas(kept_back: Sequence[str], seed: int) -> tuple[float, float]:
-    """The largest difference of a weight, and the mean loss on all samples, as in lesson 08."""
+    """The largest difference of a weight, and the mean loss on all samples, as in lesson 10."""
     torch.manual_seed(seed)
     first = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
     inputs = torch.randn(24, 16)

@@ -1,4 +1,4 @@
-"""Lesson 10: traces and what is said of them, the pictures, and the player."""
+"""Lesson 12: traces and what is said of them, the pictures, and the player."""
 
 import xml.etree.ElementTree as ElementTree
 from typing import Any

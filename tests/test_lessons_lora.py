@@ -1,4 +1,4 @@
-"""Lesson 12's modules: its texts, pictures and controls; and what its lines of torch rely on."""
+"""Lesson 16's modules: its texts, pictures and controls; and what its lines of torch rely on."""
 
 import re
 from typing import Any
@@ -96,7 +96,7 @@ def test_the_controls_draw_what_they_say() -> None:
 def test_the_quizcounts_as_tensors_do() -> None:
     from course_utils.lessons import quiz
 
-    learn, _, bit, four, _ = (question.right.text for question in quiz(12).questions)
+    learn, _, bit, four, _ = (question.right.text for question in quiz(16).questions)
     layer = LoraLinear(nn.Linear(4096, 11008, device="meta"), 16, torch.float32)
     assert learn == f"{layer.A.numel() + layer.B.numel():,}"
     values = torch.linspace(-1, 1, 100_001)
@@ -108,7 +108,7 @@ def test_the_quizcounts_as_tensors_do() -> None:
 
 def test_the_lessons_own_layers_store_what_the_courses_do() -> None:
     lesson: dict[str, Any] = {"torch": torch}
-    source = list(cells(SOURCES / "12_lora_and_quantization.py"))
+    source = list(cells(SOURCES / "16_lora_and_quantization.py"))
     for part in ("class Lora(nn.Module)", "nf4 = ", "class Nf4Linear"):
         exec(next(code for code in source if part in code), lesson)
     torch.manual_seed(0)
@@ -129,7 +129,7 @@ def test_the_lessons_own_layers_store_what_the_courses_do() -> None:
 def test_with_a_fixed_alpha_a_first_step_shrinks_with_the_root_of_the_rank() -> None:
     """The lesson's alpha/r and alpha/√r, with its own layer: 16 times the rank, a quarter of the step."""
     lesson: dict[str, Any] = {"torch": torch, "nn": nn}
-    source = cells(SOURCES / "12_lora_and_quantization.py")
+    source = cells(SOURCES / "16_lora_and_quantization.py")
     exec(next(code for code in source if "class Lora(nn.Module)" in code), lesson)
     torch.manual_seed(0)
     x = torch.randn(256, 1024)

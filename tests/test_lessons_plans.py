@@ -1,4 +1,4 @@
-"""Lesson 14's figures and tables say what `fit` found, the grade is fair, and the cases give nothing away."""
+"""Lesson 19's figures and tables say what `fit` found, the grade is fair, and the cases give nothing away."""
 
 import pytest
 
@@ -43,7 +43,7 @@ def test_a_prediction_is_graded_by_its_error(guess: float, expected: str) -> Non
 
 
 def test_without_a_prediction_there_is_no_grade(capsys: pytest.CaptureFixture[str]) -> None:
-    grade("14.nothing", 10 * GB, "measured")
+    grade("19.nothing", 10 * GB, "measured")
     assert "nothing to grade" in capsys.readouterr().out
 
 

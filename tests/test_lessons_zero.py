@@ -1,4 +1,4 @@
-"""Lesson 09's closed forms and sliders: each number that the lesson shows is really so."""
+"""Lesson 11's closed forms and sliders: each number that the lesson shows is really so."""
 
 import pytest
 import torch
@@ -65,7 +65,7 @@ def test_sent_bytes_are_those_of_the_paper_by_kind() -> None:
 
 
 def test_only_torch_s_own_stage_1_of_llama_3_8b_does_not_fit_40_gb() -> None:
-    """Its buckets and its uneven shares are the reason, as lesson 09 says."""
+    """Its buckets and its uneven shares are the reason, as lesson 11 says."""
     card = gpu("A100-40GB")
     run = TrainingRun(
         "llama3-8b", 1, 4096, "bf16-master", recompute="full", world_size=64, zero_stage=1, loss_chunks=8

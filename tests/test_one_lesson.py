@@ -40,7 +40,7 @@ EVERY = {f"tests/{name}.py" for name in EVERY_LESSON}
             },
         ),
         ("2", {"tests/test_lesson_02_checks.py", "tests/test_lessons_adam.py", "notebooks/02_adam.ipynb"}),
-        ("07b", {"tests/test_lessons_accumulation.py", "notebooks/07b_large_batches.ipynb"}),
+        ("09", {"tests/test_lessons_accumulation.py", "notebooks/09_large_batches.ipynb"}),
         ("00", {"notebooks/00_start_here.ipynb"}),
     ],
 )
@@ -68,9 +68,8 @@ def test_cases_of_a_lesson_are_told_by_its_number() -> None:
     for case in ("[15]", "[50]", "[06.5]", "[2.05]", "[(5, 0)]", "[notebooks/15_new.ipynb]", "[7]", ""):
         assert not lesson.is_case(item(f"test_x{case}")), case
     assert lesson.is_case(item(IN_ONE_CASE[0]))
-    assert OneLesson("07b").is_case(item("test_x[07b_large]")) and not OneLesson("07").is_case(
-        item("test_x[07b_large]")
-    )
+    assert OneLesson("09").is_case(item("test_x[09_large]"))
+    assert not OneLesson("08").is_case(item("test_x[09_large]"))
 
 
 def test_others_are_deselected_in_the_files_of_every_lesson_alone() -> None:

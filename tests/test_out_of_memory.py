@@ -443,8 +443,8 @@ Likely cause
 
 Three changes
   1. bitsandbytes.optim.AdamW8bit(model.parameters())                  lesson 02: Adam
-  2. fully_shard(model)  # each GPU keeps its share                    lesson 09: ZeRO and FSDP
-  3. LoraLinear(layer) in place of each linear layer, the rest frozen  lesson 12: LoRA and quantization
+  2. fully_shard(model)  # each GPU keeps its share                    lesson 11: ZeRO and FSDP
+  3. LoraLinear(layer) in place of each linear layer, the rest frozen  lesson 16: LoRA and quantization
 
 Predict it before the next run, without a GPU: python3 -m course_utils watch train.py"""
     )

@@ -1,4 +1,4 @@
-"""Lesson 11's own code: the simulator against closed forms, memory, plans, pictures."""
+"""Lesson 14's own code: the simulator against closed forms, memory, plans, pictures."""
 
 import math
 from itertools import pairwise, product

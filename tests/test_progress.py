@@ -1,6 +1,7 @@
 """Is a learner's progress remembered, where it belongs, whatever happens to it?"""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,8 @@ import pytest
 
 from course_utils.cli.main import main
 from course_utils.interactive.feedback import CheckFailed, exercise, fail
-from course_utils.interactive.guesses import stored_guesses
-from course_utils.interactive.keeping import remembered
+from course_utils.interactive.guesses import lock_guess, shown_answers, stored_guesses
+from course_utils.interactive.keeping import RENUMBERED, remembered
 from course_utils.interactive.progress import ROOT, mark_passed, mark_quiz, passed, progress, quiz_scores
 from course_utils.interactive.quiz_form import QuizForm
 from course_utils.lessons import quiz
@@ -117,17 +118,72 @@ def test_a_course_that_was_moved_or_upgraded_finds_it_again(tmp_path: Path) -> N
         assert list(lesson.passed) == ["06.1"] and lesson.next == "06.2 New"
 
 
-def test_what_was_kept_before_lesson_07_was_split_still_counts(home: Path) -> None:
-    home.mkdir()
-    kept = [{"passed": "07.4"}, {"quiz": 7, "first_tries": 5, "questions": 5}]
-    kept += [{"guess": "07.noise", "value": 8, "unit": "sequences"}]
-    (home / FILE).write_text("".join(json.dumps({**one, "day": "2026-01-01"}) + "\n" for one in kept))
-    (lesson,) = (one for one in progress().lessons if one.number == 7)
-    assert list(lesson.passed) == ["07.4"]
-    assert lesson.score == (5, 5)
-    assert "cannot be read" not in str(progress())
-    source = (ROOT / "notebooks" / "src" / "07b_large_batches.py").read_text(encoding="utf-8")
-    assert stored_guesses()["07.noise"].value == 8 and 'predict("07.noise"' in source
+OLD = [
+    {"passed": "06.1"},
+    {"passed": "07.4"},
+    {"passed": "08.2"},
+    {"passed": "14.1"},
+    {"quiz": 7, "first_tries": 5, "questions": 5},
+    {"quiz": 13, "first_tries": 2, "questions": 4},
+    {"guess": "07.tokens", "value": 3, "unit": "thousand tokens"},
+    {"guess": "07.noise", "value": 8, "unit": "sequences"},
+    {"guess": "08.ring", "value": 40, "unit": "KB"},
+    {"answered": "08.ring"},
+    {"guess": "12.bit", "value": 1, "unit": "%"},
+    {"forgotten": "12.bit"},
+]
+"""What a learner had stored when lessons were numbered 00 to 14, with 07b."""
+
+
+def written(home: Path, *events: dict[str, object]) -> Path:
+    """A learner's file with these events, as an older version of the course wrote them."""
+    home.mkdir(exist_ok=True)
+    file = home / FILE
+    with file.open("a", encoding="utf-8") as lines:
+        for event in events:
+            lines.write(json.dumps({**event, "day": "2026-01-01", "course": "0.1.0"}) + "\n")
+    return file
+
+
+def test_what_was_stored_under_the_old_numbers_counts_under_the_new_ones(home: Path) -> None:
+    file = written(home, *OLD)
+    before = file.read_bytes()
+    assert set(passed()) == {"06.1", "08.4", "10.2", "19.1"}
+    assert quiz_scores() == {8: (5, 5), 18: (2, 4)}
+    assert stored_guesses().keys() == {"08.tokens", "09.noise", "10.ring"}
+    assert stored_guesses()["10.ring"].value == 40 and shown_answers() == {"10.ring"}
+    assert "cannot be read" not in str(progress()) and file.read_bytes() == before
+
+
+def test_what_is_stored_now_is_not_renumbered_again(home: Path) -> None:
+    written(home, {"passed": "07.1"})
+    mark_passed("10.1")
+    mark_quiz(8, 4, 5)
+    lock_guess("08.tokens", 2, "thousand tokens")
+    assert set(passed()) == {"08.1", "10.1"} and quiz_scores() == {8: (4, 5)}
+    written(home, {"passed": "08.1"})  # by an older version of the course, next to this one
+    assert set(passed()) == {"08.1", "10.1"} and stored_guesses().keys() == {"08.tokens"}
+
+
+def test_every_old_guess_that_a_lesson_still_asks_for_is_found(home: Path) -> None:
+    """Each key of the renumbered lessons is reached from the key that it had."""
+    today = {new: old for old, new in RENUMBERED.items()} | {"09": "07"}
+    asked = {}
+    for source in sorted((ROOT / "notebooks" / "src").glob("[01]*.py")):
+        number = source.name[:2]
+        for key in re.findall(r'predict\("([^"]+)"', source.read_text(encoding="utf-8")):
+            asked[f"{today.get(number, number)}.{key.partition('.')[2]}"] = key
+    assert len(asked) > 60
+    written(home, *({"guess": old, "value": 1, "unit": "GB"} for old in asked))
+    assert stored_guesses().keys() == set(asked.values())
+
+
+def test_a_course_folder_with_old_numbers_is_named(tmp_path: Path) -> None:
+    for folder in ("notebooks", "exercises"):
+        (tmp_path / folder).mkdir()
+    assert "old numbers" not in str(progress(tmp_path))
+    (tmp_path / "notebooks" / "07b_large_batches.ipynb").touch()
+    assert "old numbers. Copy this version of the course to a new folder" in str(progress(tmp_path))
 
 
 def test_the_page_shows_what_is_done_and_what_is_next() -> None:

@@ -432,8 +432,8 @@ def test_the_first_six_tasks_tell_of_runs_workspaces_and_the_allocator():
 
 def test_a_lesson_has_a_limit_of_its_own_three_times_its_budget():
     limits = {item.topic: item.seconds for item in recording_list() if item.kind == "notebook"}
-    assert limits["notebooks/08_data_parallelism.ipynb"] == 3 * 90
-    assert limits["notebooks/02_adam.ipynb"] == limits["solutions/08_data_parallelism.ipynb"] == 3 * 60
+    assert limits["notebooks/10_data_parallelism.ipynb"] == 3 * 90
+    assert limits["notebooks/02_adam.ipynb"] == limits["solutions/10_data_parallelism.ipynb"] == 3 * 60
 
 
 def test_the_list_covers_every_choice_once():

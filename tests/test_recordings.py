@@ -19,7 +19,7 @@ from course_utils.measuring.recorded import key, load, read_folder, recordings, 
 from course_utils.measuring.recording_file import append
 
 ROOT = Path(__file__).parent.parent
-QUICK = ("04_counting_parameters", "13_who_is_right")
+QUICK = ("04_counting_parameters", "18_who_is_right")
 LESSONS = [
     pytest.param(path, marks=() if path.stem in QUICK else pytest.mark.sweep(0), id=path.stem)
     for path in sorted(ROOT.glob("notebooks/src/*.py"))

@@ -33,12 +33,12 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 LIGHT = 2_000_000
 ADDRESS = "https://example.org/course"
-LIVE = {"00", "01", "02", "03", "04", "05", "06", "07", "09", "10", "11", "12", "explorer"}
+LIVE = {"00", "01", "02", "03", "04", "05", "06", "08", "11", "12", "14", "16", "explorer"}
 STATIC = {
-    "07b": "a generator of torch",
-    "08": "real processes",
-    "13": "measured steps",
-    "14": "measured steps",
+    "09": "a generator of torch",
+    "10": "real processes",
+    "18": "measured steps",
+    "19": "measured steps",
 }
 """Where a lesson has a widget: those that move on the website, and what the others wait for."""
 

@@ -14,7 +14,7 @@ from new_lesson import MARK, SKELETONS, Lesson, WrongLesson, lesson, make, marks
 from course_utils.authoring.slides import slides
 from course_utils.classroom import syllabi
 from course_utils.cli.maintain import new_lesson_options
-from course_utils.interactive.course_files import LESSONS, ROOT, numbered
+from course_utils.interactive.course_files import EXERCISES_WITH, LESSONS, ROOT, numbered
 from course_utils.recording.notebooks import read_notebook
 
 NEW = Lesson(f"{max(LESSONS) + 1:02d}", "tides", "High tide")
@@ -82,7 +82,7 @@ def test_a_new_lesson_builds_as_it_stands_and_its_checks_are_judged(tmp_path: Pa
 
 @pytest.mark.sweep(0)
 def test_what_judges_lessons_asks_a_new_one_for_content_alone(tmp_path: Path) -> None:
-    """Minutes: builds a whole course of 15 lessons and runs `test --lesson 15` in it."""
+    """Minutes: builds a whole course with one more lesson and runs `test --lesson 20` in it."""
     root = tmp_path / "course"
     shutil.copytree(ROOT, root, ignore=ASIDE)
     make(root, NEW)
@@ -127,7 +127,7 @@ def test_every_file_is_made_and_named_with_what_is_left_to_say(
     assert all(name in said for name in made | changed)
     assert f"course_utils build {NEW.number}" in said
     own = "".join((root / name).read_text(encoding="utf-8") for name in made)
-    assert set(re.findall(r"(?<!\d)15(?!\d)|[Mm]y.lesson", own)) <= {NEW.number}
+    assert set(re.findall(r"(?<!\d)20(?!\d)|[Mm]y.lesson", own)) <= {NEW.number}
     assert (root / folder / "__init__.py").read_text(encoding="utf-8").startswith(f'"""Lesson {NEW.number}: ')
     left = marks(root)
     assert {line.partition(":")[0] for line in left} == made - {f"{folder}/__init__.py"} | changed
@@ -139,17 +139,17 @@ def test_every_file_is_made_and_named_with_what_is_left_to_say(
 @pytest.mark.parametrize(
     ("number", "name", "title", "words"),
     [
-        ("14", "tides", "", "Number 14 is taken by 14_will_it_fit.py: the next lesson is "),
-        ("7", "tides", "", "Number 7 is taken by 07_gradient_accumulation.py"),
-        ("99", "tides", "", "Number 99 is not the next one: the next lesson is "),
-        ("one", "tides", "", "Number one is not the next one"),
+        ("14", "tides", "", "Number 14 is taken by 14_model_and_pipeline_parallelism.py: free are 07, "),
+        ("8", "tides", "", "Number 8 is taken by 08_gradient_accumulation.py"),
+        ("99", "tides", "", "Number 99 is not free: free are 07, 13, 15, 17, 20."),
+        ("one", "tides", "", "Number one is not free"),
         (NEW.number, "High Tide", "", "use small letters and underscores, as in my_lesson"),
         (NEW.number, "2_tides", "", "use small letters"),
         (NEW.number, "class", "", "use small letters"),
         (NEW.number, "../tides", "", "use small letters"),
         (NEW.number, "lora", "", "The name 'lora' is taken by lora"),
         (NEW.number, "shared", "", "is taken by shared"),
-        (NEW.number, "who_is_right", "", "is taken by 13_who_is_right.py"),
+        (NEW.number, "who_is_right", "", "is taken by 18_who_is_right.py"),
         (NEW.number, "tides", "High | low", "The title 'High | low' has to be one line"),
         (NEW.number, "tides", "x" * 61, "up to 60 characters"),
     ],
@@ -174,11 +174,18 @@ def test_nothing_is_written_where_something_is_in_the_way(tmp_path: Path, spoil:
     else:
         (root / spoil).write_text("## Other\n")
     before = contents(root)
-    with pytest.raises(
-        WrongLesson, match=r"overwritten|no table of lessons|does not end in a lesson's notes"
-    ):
+    with pytest.raises(WrongLesson, match=r"overwritten|no table of lessons|no lesson's notes"):
         make(root, NEW)
     assert contents(root) == before
+
+
+def test_a_lesson_between_two_others_stands_between_them(tmp_path: Path) -> None:
+    root = small_tree(tmp_path)
+    make(root, lesson(root, "13", "tides", "High tide"))
+    rows = re.findall(r"^\| \[(\d\d) ", (root / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    notes = (root / "solutions" / "instructor.md").read_text(encoding="utf-8")
+    parts = re.findall(r"^## Lesson (\d\d) · ", notes, re.MULTILINE)
+    assert rows == sorted(rows) and parts == sorted(parts) and "13" in rows and "13" in parts
 
 
 def test_a_row_is_like_the_last_one_with_badges_too() -> None:
@@ -199,7 +206,7 @@ def test_no_lesson_has_words_of_a_skeleton() -> None:
 
 
 def test_every_skeleton_is_used() -> None:
-    used = {*NEW.files().values(), "15_my_notes.txt"} - {""}
+    used = {*NEW.files().values(), "20_my_notes.txt"} - {""}
     files = {path.name for path in (ROOT / SKELETONS).iterdir() if path.is_file()}
     assert files == {*used, "ruff.toml"}
 
@@ -208,7 +215,7 @@ def test_lessons_are_what_the_folders_say() -> None:
     folders = {path.parent.name for path in (ROOT / "course_utils" / "lessons").glob("*/__init__.py")}
     assert set(LESSONS.values()) == folders - {"shared"}
     numbers = sorted({int(path.name[:2]) for path in numbered(ROOT / "notebooks")} - {0})
-    assert list(LESSONS) == numbers == list(range(1, len(numbers) + 1))
+    assert sorted({*LESSONS, *map(int, EXERCISES_WITH)}) == numbers
     for number, folder in LESSONS.items():
         (solution,) = (ROOT / "solutions" / "src").glob(f"{number:02d}_*.py")
         assert f"course_utils.lessons.{folder} import checks" in solution.read_text(encoding="utf-8")
@@ -218,5 +225,5 @@ def test_how_to_write_a_lesson_is_one_page() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     part = text.partition("\n## A new lesson\n")[2].partition("\n## ")[0]
     assert 200 < len(part.split()) < 600
-    for words in ("course_utils new-lesson 15 my_lesson", "docs/skeletons", f"`{MARK}`", "test --lesson 15"):
+    for words in ("course_utils new-lesson 20 my_lesson", "docs/skeletons", f"`{MARK}`", "test --lesson 20"):
         assert words in part

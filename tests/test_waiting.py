@@ -18,7 +18,7 @@ SOURCES = sorted(
 ANSWER = re.compile(r"It is (?P<number>[\d.,]+)(?P<unit>[^.]*)\.")
 CALL = r'\b{}\(\s*"([^"]+)"'
 COMMANDS = re.compile(r"frac|sqrt|left|right|text|cdot|sum|dots|approx|qquad|nabla|leftarrow|hat|ast")
-GIVEN = {"08.states"}  # the question gives what one GPU holds; that each of eight holds as much is the answer
+GIVEN = {"10.states"}  # the question gives what one GPU holds; that each of eight holds as much is the answer
 LETTERS = re.compile(r"alpha|beta|gamma|eta|theta|mu|sigma|varepsilon|Delta|Psi|Sigma")
 
 

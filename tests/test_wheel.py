@@ -280,10 +280,10 @@ def test_commands_of_teachers_work_there(full: Installed, started: Path, tmp_pat
     )
     assert set(released) == {name.rstrip("/") for name in names} - {""}
     (tmp_path / "class").mkdir()
-    (tmp_path / "class" / "13_who_is_right.ipynb").write_bytes(
-        (started / "exercises/13_who_is_right.ipynb").read_bytes()
+    (tmp_path / "class" / "18_who_is_right.ipynb").write_bytes(
+        (started / "exercises/18_who_is_right.ipynb").read_bytes()
     )
-    assert "13_who_is_right: 0 of" in full.course(
+    assert "18_who_is_right: 0 of" in full.course(
         "grade", str(tmp_path / "class"), "--out", str(tmp_path / "grades"), folder=started
     )
 

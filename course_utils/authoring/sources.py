@@ -13,7 +13,14 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell, new_notebook
 
 from ..errors import unknown
-from ..interactive.course_files import ANSWERS, CORE, NOT_SOLVED_IMPORT, ONLY_IN_SOLUTIONS, number_of
+from ..interactive.course_files import (
+    ANSWERS,
+    CORE,
+    EXERCISES_WITH,
+    NOT_SOLVED_IMPORT,
+    ONLY_IN_SOLUTIONS,
+    number_of,
+)
 from ..recording.notebooks import BuildError
 
 FOLDERS = ("notebooks", "solutions")
@@ -21,7 +28,7 @@ FOLDERS = ("notebooks", "solutions")
 
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 CHECKS_IMPORT = re.compile(r"from course_utils\.lessons\.\w+ import checks")
-STEM = re.compile(r"\d\d[a-z]?_[a-z0-9_]+")
+STEM = re.compile(r"\d\d_[a-z0-9_]+")
 PAGES = ("explorer", "demos")
 """Notebooks that are no lessons: without number, exercises and solutions."""
 
@@ -111,11 +118,11 @@ def frame(root: Path, source: Path) -> str:
     if number not in lessons:
         return ""
     order = list(lessons)
-    last = max(lessons)[:2].lstrip("0")
+    last = max(lessons).lstrip("0")
     here = order.index(number)
     if in_lessons:
         where = [f"**Lesson {number}** of {last}", "core path" if number in CORE else "beyond the core path"]
-        solutions = root.glob(f"solutions/src/{number[:2]}_*.py")
+        solutions = root.glob(f"solutions/src/{EXERCISES_WITH.get(number, number)}_*.py")
         where += [f"[{_exercises(path)}](../exercises/{path.stem}.ipynb)" for path in solutions]
     else:
         where = [f"**Exercises** of [lesson {number}](../notebooks/{lessons[number].stem}.ipynb)"]

@@ -10,7 +10,7 @@ from ..interactive.course_files import ROOT, number_of, numbered, text_of
 
 PAGE = Path("docs", "syllabi.md")
 EXERCISE = re.compile(r"^## (\d+) · .+\n\*\*Difficulty\*\* \S+ · \*\*(\d+) minutes", re.MULTILINE)
-TITLE = re.compile(r"^# \d\d[a-z]? · (.+)$", re.MULTILINE)
+TITLE = re.compile(r"^# \d\d · (.+)$", re.MULTILINE)
 MINUTES = re.compile(r"^\*\*(\d+) minutes\.?\*\*", re.MULTILINE)
 
 
@@ -48,7 +48,7 @@ DAYS = tuple(_days())
 
 
 def lessons(root: Path = ROOT) -> dict[str, Lesson]:
-    """Every lesson by number, "07" or "07b". ValueError for one that does not state its title and minutes."""
+    """Every lesson by its number, "07". ValueError for one that does not state its title and minutes."""
     found: dict[str, Lesson] = {}
     for path in numbered(root / "notebooks"):
         found[number_of(path)] = _read(path, root / "exercises" / path.name)

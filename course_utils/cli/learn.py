@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..gpus import GPUS
-from ..interactive.course_files import PACKAGE, ROOT, SHIPPED
+from ..interactive.course_files import PACKAGE, ROOT, SHIPPED, old_numbers
 from ..models import LOGITS, PRESETS
 from ..planning import out_of_memory
 from ..run import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
@@ -58,6 +58,8 @@ def lab_options(parser: ArgumentParser) -> None:
 def lab(chosen: Namespace) -> int:
     """Open JupyterLab on the first lesson: the whole course in its file browser, no pop-ups."""
     refuse_outside_a_course("lab")
+    if old_numbers(ROOT):
+        print(old_numbers(ROOT), file=sys.stderr)
     root = ["--allow-root"] if platform.system() == "Linux" and os.geteuid() == 0 else []
     own = [f"--ServerApp.root_dir={ROOT}", f"--LabApp.default_url={FIRST_LESSON}", *JUPYTERLAB]
     first = os.environ.get("PYTHONSTARTUP") or str(PACKAGE / "interactive" / "kernel_start.py")

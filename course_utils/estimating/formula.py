@@ -3,7 +3,7 @@
 Symbols: N parameters, V vocabulary, h hidden size, L blocks, a heads, k width of keys, f width of the MLP, s
 tokens of a sequence, b sequences, t = b·s, D ranks. Bytes per element: c of matrix products, r of the
 residual stream. The peak is the largest of a few moments of the step; all sizes are in bytes. Lesson 05 has
-the activations as a table, lesson 14 the moments.
+the activations as a table, lesson 19 the moments.
 
 On one rank, over the benchmark's frozen runs of GPT-2's and Llama's families, the peak is within 0.01 % of
 the simulated one at the median and 1.1 % at most (`python3 -m course_utils benchmark --table accuracy`). On

@@ -55,8 +55,11 @@ def _lesson_folders() -> dict[int, str]:
 LESSONS = _lesson_folders()
 """Each lesson's number and its folder in `course_utils/lessons`, whose first line says the number."""
 
-CORE = ("00", "01", "02", "05", "06", "07", "10", "14")
+CORE = ("00", "01", "02", "05", "06", "08", "12", "19")
 """The lessons of the core path: ten hours with some of their exercises. None needs a lesson outside it."""
+
+EXERCISES_WITH = {"09": "08"}
+"""Lessons whose exercises are among those of another lesson."""
 
 EDITED = ".edited-"
 """Part of the name of a copy that `build` saved of a notebook because somebody had edited it."""
@@ -74,12 +77,12 @@ def notebooks(folder: Path) -> list[Path]:
 
 
 def numbered(folder: Path) -> list[Path]:
-    """A folder's notebooks that are a lesson or its exercises: 06_recomputation.ipynb, 07b_name.ipynb."""
-    return [path for path in notebooks(folder) if re.match(r"\d\d[a-z]?_", path.name)]
+    """A folder's notebooks that are a lesson or its exercises: 06_recomputation.ipynb."""
+    return [path for path in notebooks(folder) if re.match(r"\d\d_", path.name)]
 
 
 def number_of(path: Path) -> str:
-    """The number that the name of a lesson's file begins with: "06", or "07b"."""
+    """The number that the name of a lesson's file begins with: "06"."""
     return path.name.partition("_")[0]
 
 
@@ -87,3 +90,13 @@ def text_of(notebook: Path) -> str:
     """The Markdown of a notebook's cells."""
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     return "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+
+
+def old_numbers(root: Path) -> str:
+    """What to do with a course folder from before the lessons were renumbered; "" for any other folder."""
+    if not (root / "notebooks" / "07b_large_batches.ipynb").exists():
+        return ""
+    return (
+        f"The lessons in {root} have their old numbers. Copy this version of the course to a new folder with "
+        "`start`: your guesses and your progress come along, and your answers stay where they are."
+    )

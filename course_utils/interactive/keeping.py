@@ -16,6 +16,15 @@ from typing import Any
 
 from .. import __version__
 
+NUMBERING = 2
+"""How an event numbers the lessons. Events without it are older: `carried_over` reads them."""
+
+RENUMBERED = {"07": "08", "08": "10", "09": "11", "10": "12", "11": "14", "12": "16", "13": "18", "14": "19"}
+"""The lessons' numbers in numbering 1, from 00 to 14, and today's; 00 to 06 have not changed."""
+
+LARGE_BATCHES = {"07.steps", "07.noise", "07.ramp", "07.goyal"}
+"""Guesses of lesson 07b, which is lesson 09 today."""
+
 
 def course_home() -> Path:
     """The folder of a learner's guesses and progress on this machine; `COURSE_HOME` names another."""
@@ -37,7 +46,8 @@ def progress_file() -> Path:
 def remember(**event: Any) -> None:
     """Append an event with today's date. Raises ValueError, saying what to do, where nothing can be kept."""
     file = progress_file()
-    line = json.dumps({**event, "day": date.today().isoformat(), "course": __version__}).encode() + b"\n"
+    stamp = {"day": date.today().isoformat(), "course": __version__, "numbering": NUMBERING}
+    line = json.dumps({**event, **stamp}).encode() + b"\n"
     with clear_problems():
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("ab+") as lines:
@@ -60,10 +70,32 @@ def remembered() -> tuple[list[dict[str, Any]], list[str]]:
             if line:  # two kernels that both saw half a line leave an empty one
                 event = json.loads(line)
                 date.fromisoformat(event["day"])
-                events.append(event)
-        except (ValueError, TypeError, KeyError):
+                events.append(carried_over(event))
+        except (ValueError, TypeError, KeyError, AttributeError):
             damaged.append(f"Line {number} of {file} cannot be read and does not count. You may delete it.")
     return events, damaged
+
+
+def carried_over(event: dict[str, Any]) -> dict[str, Any]:
+    """An event with today's numbers of lessons, whichever numbering it was written in.
+
+    The file stays as it is, so nothing of a learner's can be lost on the way.
+    """
+    if event.get("numbering", 1) == NUMBERING:
+        return event
+    exercises_and_guesses = ("passed", "guess", "answered", "forgotten")
+    read = {name: _renumbered(event[name]) for name in exercises_and_guesses if name in event}
+    if "quiz" in event:
+        read["quiz"] = int(RENUMBERED.get(f"{event['quiz']:02d}", event["quiz"]))
+    return {**event, **read}
+
+
+def _renumbered(key: str) -> str:
+    """An exercise or a guess, "07.1" or "07.tokens", by its lesson's number today."""
+    if key in LARGE_BATCHES:
+        return key.replace("07.", "09.")
+    lesson, dot, rest = key.partition(".")
+    return RENUMBERED.get(lesson, lesson) + dot + rest
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..units import Table
-from .course_files import CORE, LESSONS, ROOT, numbered, text_of
+from .course_files import CORE, LESSONS, ROOT, numbered, old_numbers, text_of
 from .keeping import remember, remembered
 
 HEADING = re.compile(r"^## (\d+) · (.+)$", re.MULTILINE)
@@ -153,7 +153,8 @@ def progress(root: Path = ROOT) -> Progress:
         number, title, exercises = _exercises(path)
         mine = {name: days[name] for name in exercises if name in days}
         found.append(Lesson(number, title, exercises, mine, scores.get(number)))
-    return Progress(tuple(found), tuple(remembered()[1]))
+    problems = [*remembered()[1], *filter(None, [old_numbers(root)])]
+    return Progress(tuple(found), tuple(problems))
 
 
 def _exercises(path: Path) -> tuple[int, str, dict[str, str]]:

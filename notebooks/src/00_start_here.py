@@ -144,7 +144,7 @@ reveal("00.scalar", allocated, unit="B")
 # %% [markdown]
 # This is the block size of PyTorch's [caching allocator](../docs/glossary.md#caching-allocator) (`kMinBlockSize` in its
 # source). For a model it is a rounding error, but in some later tables it is the whole gap. A tensor of over 1 MiB may
-# get a block that is up to 1 MiB too large ([lesson 10](10_allocator_and_fragmentation.ipynb)).
+# get a block that is up to 1 MiB too large ([lesson 12](12_allocator_and_fragmentation.ipynb)).
 #
 # Each section of a lesson has a line that ends in `# change this`. Change `()` to `(100,)`, then to `(200,)`: predict,
 # then run.
@@ -255,8 +255,8 @@ print(f"{len(counters)} optimizer states with one number each: {total:,} bytes")
 # Most lessons have a short quiz, and exercises whose checks tell you at once whether you are right. The course
 # remembers what you pass, on this machine only. Come back to this cell, or type `python3 -m course_utils progress`.
 #
-# **Short of time?** The core path takes ten hours: 00, 01, 02, 05, 06, 07, 10, 14, with some of their exercises ([by
-# the clock](../docs/syllabi.md)). It needs nothing from the others. Lesson 12, on [LoRA](../docs/glossary.md#lora), may
+# **Short of time?** The core path takes ten hours: 00, 01, 02, 05, 06, 08, 12, 19, with some of their exercises ([by
+# the clock](../docs/syllabi.md)). It needs nothing from the others. Lesson 16, on [LoRA](../docs/glossary.md#lora), may
 # follow any time after 05. Lessons end in [recipes](../docs/recipes.md) for your own script.
 #
 # **Looking for something?** `from course_utils import find`, then `find("reserved memory")`: lessons, exercises,

@@ -413,7 +413,7 @@ print(f"all at once: {at_once / 1e6:,.1f} MB; one by one: {one_by_one / 1e6:,.1f
 #   `AdamW(..., fused=True)` is half of this cure in one word: no square roots, but a loop that copies all gradients
 #   first still does (lesson 02);
 # * *[micro-batches](../docs/glossary.md#micro-batch-and-global-batch)*: 8 of 4 sequences, gradients added up, then one
-#   step (lesson 07);
+#   step (lesson 08);
 # * a *[chunked loss](../docs/glossary.md#chunked-loss)*: 1/8 of the tokens at a time, so no tensor of s·b·V numbers
 #   ever exists (lesson 05).
 
@@ -481,9 +481,9 @@ for name, run in choices.items():
     print(f"{name:30s} closed form {off} %, exact engine {gap} bytes")
 
 # %% [markdown]
-# **The gap** of 0 says that we understand the *simulation*. A card has more ([lesson 13](13_who_is_right.ipynb)):
+# **The gap** of 0 says that we understand the *simulation*. A card has more ([lesson 18](18_who_is_right.ipynb)):
 # CUDA's [context](../docs/glossary.md#context-cuda) (hundreds of MB, never counted as allocated), cuBLAS's workspaces,
-# and what PyTorch has [reserved](../docs/glossary.md#allocated-and-reserved) beyond its tensors (lesson 10). So "fits"
+# and what PyTorch has [reserved](../docs/glossary.md#allocated-and-reserved) beyond its tensors (lesson 12). So "fits"
 # needs more than a bar that ends just below the line.
 #
 # The slides name TensorFlow, too. Weights, gradients and states take the same bytes there and in JAX. Activations
@@ -523,7 +523,7 @@ layer_slider(keep_all)
 # ## On your own card
 # `twin` shrinks a run for your card, or for a simulated T4 of 16 GB. A T4 has no bf16 and no flash kernel, so the run
 # first gets fp16 under autocast and the *efficient* kernel. Then the micro-batch shrinks, and last the model, until the
-# *tensors* fit. Do their blocks fit, too? `replay` places them in the memory that a program gets (lesson 10).
+# *tensors* fit. Do their blocks fit, too? `replay` places them in the memory that a program gets (lesson 12).
 
 # %%
 from course_utils import card_here, compare, replay, twin
@@ -592,7 +592,7 @@ with on_gpu():
 
 # %% [markdown]
 # `python3 -m course_utils watch train.py` gives this lesson's account of an unchanged script ([lesson
-# 14](14_will_it_fit.ipynb)).
+# 19](19_will_it_fit.ipynb)).
 
 # %% [markdown]
 # ## Take home

@@ -439,7 +439,7 @@ reveal("02.second_step", more, unit="MB")
 # Step 1 peaks between the two. From step 2 on, both are there.
 #
 # The second part is the allocator's. `memory_allocated()` counts whole blocks, and a remainder below 1 MiB is not split
-# off ([lesson 10](10_allocator_and_fragmentation.ipynb)). In step 2 the tensors are in other blocks, with smaller
+# off ([lesson 12](12_allocator_and_fragmentation.ipynb)). In step 2 the tensors are in other blocks, with smaller
 # remainders.
 #
 # `measure` takes such steps for any *run* and counts only tensors.

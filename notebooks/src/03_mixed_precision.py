@@ -686,7 +686,7 @@ stack(states, title, provenance="estimated from formulas")
 #
 # **The gap** is 0 because both sides count tensors. A real card adds CUDA's context, cuBLAS's
 # [workspaces](../docs/glossary.md#workspace), and what the allocator reserves beyond its tensors ([lesson
-# 10](10_allocator_and_fragmentation.ipynb)).
+# 12](12_allocator_and_fragmentation.ipynb)).
 #
 # ### 16, 18, 20: who says what
 # Before you compare two tools, ask which terms they include.

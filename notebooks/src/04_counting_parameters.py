@@ -522,7 +522,7 @@ print(f"rounding each tensor up to a multiple of 512 bytes adds {rounded - neede
 
 # %% [markdown]
 # **The gap** is the allocator's. It hands out multiples of 512 bytes, and a vector of 1,600 fp32 numbers is 12.5 of
-# them. Most of the gap has another cause: a rest below 1 MiB is not cut off from a larger piece (lesson 10). Change h
+# them. Most of the gap has another cause: a rest below 1 MiB is not cut off from a larger piece (lesson 12). Change h
 # to 2,048 and the heads to 32. Predict: what is left of the gap?
 
 # %% [markdown]

@@ -256,7 +256,7 @@ print(f"hooks: {by_hooks:,} bytes; memory_allocated() grew by {grown:,}")
 
 # %% [markdown]
 # Both nearly agree. Hooks count the input x, the allocator counts the output y, equally large. The allocator adds
-# remainders too small to split off ([lesson 10](10_allocator_and_fragmentation.ipynb)).
+# remainders too small to split off ([lesson 12](12_allocator_and_fragmentation.ipynb)).
 #
 # A real GPU also holds cuBLAS's workspaces, [reserved](../docs/glossary.md#allocated-and-reserved) memory without a
 # tensor, and CUDA's context, which no counter of PyTorch includes.

@@ -30,7 +30,7 @@ demo("training-step")
 
 # %% [markdown]
 # ## Out of memory, and back
-# This demo fails on purpose. With lesson 01 or [lesson 14](14_will_it_fit.ipynb).
+# This demo fails on purpose. With lesson 01 or [lesson 19](19_will_it_fit.ipynb).
 
 # %%
 demo("out-of-memory")
@@ -51,21 +51,21 @@ demo("recomputation")
 
 # %% [markdown]
 # ## Gradient accumulation
-# With [lesson 07](07_gradient_accumulation.ipynb). Does a quarter of the batch take a quarter of the memory?
+# With [lesson 08](08_gradient_accumulation.ipynb). Does a quarter of the batch take a quarter of the memory?
 
 # %%
 demo("accumulation")
 
 # %% [markdown]
 # ## Free, but in pieces
-# This demo fails on purpose. With [lesson 10](10_allocator_and_fragmentation.ipynb).
+# This demo fails on purpose. With [lesson 12](12_allocator_and_fragmentation.ipynb).
 
 # %%
 demo("fragmentation")
 
 # %% [markdown]
 # ## ZeRO, by estimate
-# With [lesson 09](09_zero_and_fsdp.ipynb). Nothing is run, because the other cards are not here.
+# With [lesson 11](11_zero_and_fsdp.ipynb). Nothing is run, because the other cards are not here.
 
 # %%
 demo("sharding")

@@ -77,7 +77,7 @@ for change in changes:
 # ## Two: how many GPUs?
 # Train Llama-3 8B with Adam and one sequence of 4,096 tokens per GPU. Every block is recomputed, the loss runs in 8
 # chunks, and everything is sharded (ZeRO-3) in FSDP's own mixed precision: fp32 shards, and 16-bit weights while a
-# block computes ([lesson 14](14_will_it_fit.ipynb)). One GPU with 40 GB cannot even hold the weights and their
+# block computes ([lesson 19](19_will_it_fit.ipynb)). One GPU with 40 GB cannot even hold the weights and their
 # gradients in fp32. **How many of these GPUs do you need?**
 
 # %%
@@ -118,7 +118,7 @@ for ranks, shown in peaks.items():
 # %% [markdown]
 # ## Three: your own
 # Choose the model and the card that you have. Then press *Arrange it for me*. It searches the configurations of the
-# same training and shows what it changed. This is the plan that `fit` finds in [lesson 14](14_will_it_fit.ipynb). Copy
+# same training and shows what it changed. This is the plan that `fit` finds in [lesson 19](19_will_it_fit.ipynb). Copy
 # the line of code and measure the run:
 #
 # ```python

@@ -258,7 +258,7 @@ check.largest_micro_batch(largest_micro_batch)
 # is nearly full, that part decides. Among the smallest micro-batches there is little left to save, because the states
 # stay, whatever the batch.
 #
-# The rule counts tensors. CUDA's context and the rests of blocks must also fit in what a program gets (lesson 10). See
+# The rule counts tensors. CUDA's context and the rests of blocks must also fit in what a program gets (lesson 12). See
 # the last line: on an RTX 3090, one sequence leaves less than a context takes. In practice it does not fit.
 
 # %% tags=["solution"]

@@ -1,1 +1,1 @@
-"""Lesson 07: its model code, figures, widget, checks and quiz."""
+"""Lesson 08: its model code, figures, widget, checks and quiz."""

@@ -1,4 +1,4 @@
-"""Checks of lessons 07 and 07b: each names the misconception, never the answer."""
+"""Checks of lessons 08 and 09: each names the misconception, never the answer."""
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +16,7 @@ from ..shared.language_model import batches, language_model, vocabulary
 from .micro_batches import IGNORED, MicroBatch, mean_loss
 
 # --------------------------------------------------------------------------------------------------
-# 07.1: train_pass
+# 08.1: train_pass
 WORDS = 7
 
 # real tokens of each micro-batch, and how many make a group
@@ -149,7 +149,7 @@ PASS_HINTS = {"has no len()": STREAM, "not subscriptable": STREAM, **UNUSED}
 
 
 @exercise(
-    "07.1",
+    "08.1",
     "Every token counts once, one micro-batch at a time.",
     "Seven streams run, with two epochs each: this takes up to ten seconds.",
 )
@@ -196,7 +196,7 @@ def train_pass(answer: Any) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# 07.2: add_up_in_fp32
+# 08.2: add_up_in_fp32
 Gradients = list[Any]  # of each weight a tensor, or None
 
 
@@ -246,7 +246,7 @@ SUM_HINTS = {
 }
 
 
-@exercise("07.2", "Sums in fp32, and never more than one gradient in bf16.")
+@exercise("08.2", "Sums in fp32, and never more than one gradient in bf16.")
 def add_up_in_fp32(answer: Any) -> None:
     """`answer(weights, masters)` adds each weight's gradient to its master's as soon as it is complete."""
     for width, steps in ((8, 16), (5, 1), (64, 3)):
@@ -301,7 +301,7 @@ def _expect_sums(got: Gradients, each: Sequence[Gradients], when: str) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# 07.3: measure_noise
+# 08.3: measure_noise
 
 # different micro-batches, sequences in each, times repeated
 NOISE_CASES = ((4, 2, 1), (2, 1, 1), (6, 3, 1), (1, 2, 3))
@@ -394,7 +394,7 @@ NOISE_HINTS["the size of value"] = (
 )
 
 
-@exercise("07.3", "Every micro-batch counts, and no gradient was copied.")
+@exercise("08.3", "Every micro-batch counts, and no gradient was copied.")
 def measure_noise(answer: Any) -> None:
     """`answer(model, parts)` is (|G|², tr(Σ)), and leaves the mean's gradient in `.grad`."""
     got = []
@@ -459,7 +459,7 @@ def accumulated(model: nn.Module, parts: Sequence[MicroBatch]) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# 07.4: rate
+# 08.4: rate
 RATE_CASES = (
     *((step, 500, 0.1, 32, "sgd") for step in (0, 250, 500, 900)),
     (10, 40, 0.02, 4, "sgd"),
@@ -499,7 +499,7 @@ RATE_MISTAKES: Mistakes = {
 }
 
 
-@exercise("07.4", "Linear or √k, and gently at first.")
+@exercise("08.4", "Linear or √k, and gently at first.")
 def rate(answer: Any) -> None:
     """`answer(step, warm, rate, k, optimizer)` is a step's learning rate for a batch k times as large."""
     got = [call(answer, step=t, warm=w, rate=r, k=k, optimizer=o) for t, w, r, k, o in RATE_CASES]

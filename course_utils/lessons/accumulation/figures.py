@@ -1,4 +1,4 @@
-"""The figure of lesson 07b: paths of θ over the contour lines of their loss."""
+"""The figure of lesson 09: paths of θ over the contour lines of their loss."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Micro-batches and their loss, for the exercises of lesson 07; and the paths of θ that lesson 07b draws."""
+"""Micro-batches and their loss, for the exercises of lesson 08; and the paths of θ that lesson 09 draws."""
 
 from collections.abc import Sequence
 

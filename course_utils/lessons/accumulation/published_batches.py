@@ -1,4 +1,4 @@
-"""Published results about large batches, for lesson 07b and the errata: error rates, and a batch ramp."""
+"""Published results about large batches, for lesson 09 and the errata: error rates, and a batch ramp."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

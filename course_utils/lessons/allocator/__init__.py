@@ -1,1 +1,1 @@
-"""Lesson 10: its model code, figures, widget, checks and quiz."""
+"""Lesson 12: its model code, figures, widget, checks and quiz."""

@@ -1,4 +1,4 @@
-"""Checks of lesson 10, "Allocator and fragmentation": each names the misconception, never the answer."""
+"""Checks of lesson 12, "Allocator and fragmentation": each names the misconception, never the answer."""
 
 import tomllib
 from collections import Counter, OrderedDict, defaultdict
@@ -34,7 +34,7 @@ from ..shared.judging import same, seeded
 from .traces import Process, in_one_process, trace_of
 
 # --------------------------------------------------------------------------------------------------
-# 10.1: peaks
+# 12.1: peaks
 PEAK = "peak allocated"
 FLAT = "max_memory_allocated, never reset"
 AFTER = "memory_allocated after the step"
@@ -122,7 +122,7 @@ PEAK_MISTAKES: Mistakes = {
 }
 
 
-@exercise("10.1", "Each batch size has its own peak: you read the right counter, and reset it each time.")
+@exercise("12.1", "Each batch size has its own peak: you read the right counter, and reset it each time.")
 def peaks(answer: Any) -> None:
     """`answer(make, draw, batches)` maps each batch size to the peak of a training of its own."""
     mine = list[float]()
@@ -178,8 +178,8 @@ def planted_report() -> dict[str, int]:
 
 
 # --------------------------------------------------------------------------------------------------
-# 10.2: fragmented
-@exercise("10.2", "Out of memory with over half free: you can build it, so you can recognize it.")
+# 12.2: fragmented
+@exercise("12.2", "Out of memory with over half free: you can build it, so you can recognize it.")
 def fragmented(answer: Any) -> None:
     """`answer(capacity)` is a list of events; the last, a request, fails with more than half free."""
     for capacity in (80 * MiB, 200 * MiB, 640 * MiB):
@@ -207,7 +207,7 @@ def fragmented(answer: Any) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# 10.3: embed
+# 12.3: embed
 UP_AND_DOWN = (*range(2000, 5301, 220), *range(5200, 1899, -220))
 CORPORA = (
     (range(2000, 5301, 300), 680 * MiB),
@@ -227,7 +227,7 @@ def corpus(
     return model, [torch.randint(1000, (length,), device=device) for length in lengths]
 
 
-@exercise("10.3", "You changed only the order: now nothing large must fit between long-lived tensors.")
+@exercise("12.3", "You changed only the order: now nothing large must fit between long-lived tensors.")
 def embed(answer: Any) -> None:
     """`answer(model, documents)` lists each document's features, made in an order that fits the card."""
     _check_features(answer)
@@ -304,7 +304,7 @@ def _explain(tokens: list[int], lengths: Sequence[int], made_room: float) -> Non
 
 
 # --------------------------------------------------------------------------------------------------
-# 10.4: leak
+# 12.4: leak
 @cache
 def snapshot(leak: str | None) -> dict[str, Any]:
     """Five steps, traced on the CPU, as a snapshot such as `read_snapshot` gives.
@@ -346,7 +346,7 @@ LEAKS: tuple[str | None, ...] = ("last", None, "first")
 example_snapshot = partial(snapshot, LEAKS[0])  # one of the hidden ones, to look at
 
 
-@exercise("10.4", "A leak is neither the largest nor the oldest block: it has blocks from several steps.")
+@exercise("12.4", "A leak is neither the largest nor the oldest block: it has blocks from several steps.")
 def leak(answer: Any) -> None:
     """`answer(snapshot)` is the module whose tensors pile up, or None."""
     got = [call(answer, snapshot=snapshot(module), returns=str | None) for module in LEAKS]
@@ -377,7 +377,7 @@ def _explain_leak(mine: str | None, module: str | None) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# 10.5: allocator
+# 12.5: allocator
 Rule = tuple[str, str, list[str]]
 """What is said where that counter ("": any) is off in *all* of these traces, for the lesson's player."""
 RULES: list[Rule] = tomllib.loads(Path(__file__).with_name("rules.toml").read_text(encoding="utf-8"))["rules"]
@@ -423,7 +423,7 @@ def first_off(answer: Any, events: Sequence[tuple[int, Any]]) -> tuple[int, str]
 
 
 @exercise(
-    "10.5",
+    "12.5",
     "Every rule, a real training, thousands of events: your allocator matches PyTorch's, byte for byte.",
 )
 def allocator(answer: Any) -> None:

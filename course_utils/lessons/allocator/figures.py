@@ -1,4 +1,4 @@
-"""Pictures of lesson 10: segments one below the other, each as long as it is large, and their blocks."""
+"""Pictures of lesson 12: segments one below the other, each as long as it is large, and their blocks."""
 
 from ...allocator.replay import MemoryBlock, MemorySegment, Replay, check_replay
 from ...figures.axes import stop

@@ -1,4 +1,4 @@
-"""Lesson 10: small traces to replay, the allocator's reason at each event, several runs in one process."""
+"""Lesson 12: small traces to replay, the allocator's reason at each event, several runs in one process."""
 
 import re
 from collections import Counter

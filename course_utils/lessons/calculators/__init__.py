@@ -1,1 +1,1 @@
-"""Lesson 13: its model code, figures, widget, checks and quiz."""
+"""Lesson 18: its model code, figures, widget, checks and quiz."""

@@ -1,4 +1,4 @@
-"""Lesson 13: public calculators of training memory (`estimating.published`), and how far each is off a step.
+"""Lesson 18: public calculators of training memory (`estimating.published`), and how far each is off a step.
 
 Answers and peaks are cut into the same components: their difference is a sum of named terms, to the byte.
 """

@@ -1,4 +1,4 @@
-"""Checks of the exercises of lesson 13, "Who is right?": each names the misconception, never the answer."""
+"""Checks of the exercises of lesson 18, "Who is right?": each names the misconception, never the answer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -22,7 +22,7 @@ from ...interactive.feedback import (
 from ...measuring.on_gpu import on_new_gpu
 
 # --------------------------------------------------------------------------------------------------
-# 13.1: referee
+# 18.1: referee
 MOMENTS = ("begin", "forward", "backward", "peak")
 REFEREE_MISTAKES: Mistakes = {
     "You read the first step, which begins without Adam's states. Later steps are different.": (
@@ -117,7 +117,7 @@ def _near(got: Sequence[Any], wanted: Sequence[Any]) -> bool:
     return True
 
 
-@exercise("13.1", "Four moments of a step that is like all later ones, whatever was on the card before.")
+@exercise("18.1", "Four moments of a step that is like all later ones, whatever was on the card before.")
 def referee(answer: Any) -> None:
     """`answer(make_model, make_batch)` is a dictionary: bytes at MOMENTS."""
     expected = list[Readings]()
@@ -159,7 +159,7 @@ def referee(answer: Any) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# 13.2: breaks
+# 18.2: breaks
 
 
 class Step(NamedTuple):
@@ -215,7 +215,7 @@ def second_step(make: Any, name: str, times: int = 1) -> Step:
     return Step(sum(inputs), kept + x.nbytes, gradients, peak - base, above)
 
 
-@exercise("13.2", "Three rules, and for each one a model that it was not made for.")
+@exercise("18.2", "Three rules, and for each one a model that it was not made for.")
 def breaks(answer: Any) -> None:
     """`answer()` is a dictionary: for each rule a function that makes a model and an input that break it."""
     made = entries(call(answer, returns=Mapping), ("batch", "layers", "gradients"), object)
@@ -241,7 +241,7 @@ def breaks(answer: Any) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# 13.3: bytes_a_token
+# 18.3: bytes_a_token
 TOKEN_CASES = ((4096, 1024, 14336, 32), (2048, 512, 8192, 32), (3584, 512, 18944, 28), (1000, 1000, 2700, 10))
 
 
@@ -273,7 +273,7 @@ TOKEN_MISTAKES: Mistakes = {
 }
 
 
-@exercise("13.3", "Every byte is found, and autocast keeps more of them than most texts say.")
+@exercise("18.3", "Every byte is found, and autocast keeps more of them than most texts say.")
 def bytes_a_token(answer: Any) -> None:
     """`answer(h, kv, ffn, a)` is what a block with fused matrices keeps for one token under autocast."""
     got = [call(answer, *case) for case in TOKEN_CASES]

@@ -1,4 +1,4 @@
-"""Lesson 13's figures: every calculator's answer next to the others, and one corrected term by term."""
+"""Lesson 18's figures: every calculator's answer next to the others, and one corrected term by term."""
 
 from collections.abc import Collection, Mapping, Sequence
 from math import log

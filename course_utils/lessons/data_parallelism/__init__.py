@@ -1,1 +1,1 @@
-"""Lesson 08: its model code, figures, widget, checks and quiz."""
+"""Lesson 10: its model code, figures, widget, checks and quiz."""

@@ -1,4 +1,4 @@
-"""Checks of lesson 08, "Data parallelism": each names the misconception, never the answer."""
+"""Checks of lesson 10, "Data parallelism": each names the misconception, never the answer."""
 
 import threading
 from collections import Counter, defaultdict, deque
@@ -50,7 +50,7 @@ PROGRAM = "course_utils.lessons.data_parallelism.check_ranks"
 STARTS = "Three processes start; this takes about ten seconds."
 
 # --------------------------------------------------------------------------------------------------
-# 08.1: traffic
+# 10.1: traffic
 TRAFFIC_CASES = ((4, 1_000), (8, 6_000_000), (2, 512), (5, 10_000), (7, 1_000))
 # Of 7 parts of 1,000 bytes some are rounded up: this may be counted, a part that is lost may not.
 WHOLE_BYTES = 2e-3
@@ -79,7 +79,7 @@ TRAFFIC_MISTAKES: Mistakes = {
 }
 
 
-@exercise("08.1", "Server and naive grow with D; the ring stays below twice the gradient.")
+@exercise("10.1", "Server and naive grow with D; the ring stays below twice the gradient.")
 def traffic(answer: Any) -> None:
     """`answer(D, S)` is a dictionary: server, naive and ring, in bytes."""
     got = [entries(call(answer, D=D, S=S, returns=Mapping), tuple(TRAFFIC)) for D, S in TRAFFIC_CASES]
@@ -91,7 +91,7 @@ def traffic(answer: Any) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# 08.2: ring
+# 10.2: ring
 THREADS = {
     "has not been initialized": (
         "These ranks are threads: exchange with `send` and `receive`, not with `dist`."
@@ -105,7 +105,7 @@ THREADS = {
 }
 
 
-@exercise("08.2", "Every rank holds every sum after 2(D−1) messages, on three real processes, too.", STARTS)
+@exercise("10.2", "Every rank holds every sum after 2(D−1) messages, on three real processes, too.", STARTS)
 def ring(answer: Any) -> None:
     """`answer(parts, rank, ranks, send, receive)` returns this rank's parts, each the sum over all ranks."""
     program = partial(call, answer, returns=(list, tuple, torch.Tensor), may_change=(0,), hints=THREADS)
@@ -228,7 +228,7 @@ class Network:
 
 
 # --------------------------------------------------------------------------------------------------
-# 08.3: token_backward
+# 10.3: token_backward
 DDP_AVERAGES = (
     "The losses of all ranks add up to the right mean. "
     "But DDP takes the mean of their gradients, not the sum."
@@ -262,7 +262,7 @@ def _gradient_after_ddp(factor: Callable[[list[int], int], float], *counts: int)
     return _after_ddp(factor, *counts)[1]
 
 
-@exercise("08.3", "Every token counts once, no matter which rank has it.", STARTS)
+@exercise("10.3", "Every token counts once, no matter which rank has it.", STARTS)
 def token_backward(answer: Any) -> None:
     """`answer(model, inputs, targets)` goes backward from the mean over all ranks' tokens, and returns it."""
     right = partial(_after_ddp, lambda n, r: len(n) * n[r] / sum(n))
@@ -332,7 +332,7 @@ def _alone(answer: Any, tokens: int) -> torch.Tensor:
 
 
 # --------------------------------------------------------------------------------------------------
-# 08.4: mended_step
+# 10.4: mended_step
 TOLERANCE = 1e-6  # for weights near 0.1: rounding stays well below it, a mistake far above
 
 
@@ -342,7 +342,7 @@ def on_real_ranks(step: Any) -> dict[str, Any]:
 
 
 @exercise(
-    "08.4", "Three real ranks: equal to the last bit, equal to one large batch, and one exchange.", STARTS
+    "10.4", "Three real ranks: equal to the last bit, equal to one large batch, and one exchange.", STARTS
 )
 def mended_step(answer: Any) -> None:
     """`answer(model, optimizer, micro_batches)` is one optimizer step under DDP."""
@@ -377,7 +377,7 @@ def mended_step(answer: Any) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# 08.5: fixed_training
+# 10.5: fixed_training
 STARTS_TWICE = "Three processes start, and then two; this takes about ten seconds."
 
 
@@ -391,7 +391,7 @@ def training_on_ranks(train: Any) -> dict[str, Any]:
 
 
 @exercise(
-    "08.5", "Equal ranks from the first step on, every sample seen, the numbers of one process.", STARTS_TWICE
+    "10.5", "Equal ranks from the first step on, every sample seen, the numbers of one process.", STARTS_TWICE
 )
 def fixed_training(answer: Any) -> None:
     """`answer(body, data, epochs, batch)` trains `body` and a new head on all ranks: model and losses."""

@@ -1,4 +1,4 @@
-"""Pictures of lesson 08: a server's four steps, a ring at one of its steps, buckets in time, bands."""
+"""Pictures of lesson 10: a server's four steps, a ring at one of its steps, buckets in time, bands."""
 
 from collections.abc import Mapping, Sequence
 from math import hypot

@@ -1,4 +1,4 @@
-"""The numbers in the quiz of lesson 08, question by question; its words are in quiz.toml."""
+"""The numbers in the quiz of lesson 10, question by question; its words are in quiz.toml."""
 
 from collections.abc import Iterator
 from functools import partial

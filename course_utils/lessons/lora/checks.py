@@ -1,4 +1,4 @@
-"""Checks of lesson 12, "LoRA and quantization": each names the misconception, never the answer."""
+"""Checks of lesson 16, "LoRA and quantization": each names the misconception, never the answer."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +15,7 @@ from ...networks.frozen import FrozenLinear, nf4_pairs
 from ..shared.judging import forward_backward, held_after, same, seeded
 
 # --------------------------------------------------------------------------------------------------
-# 12.1: lora_linear
+# 16.1: lora_linear
 N_IN, N_OUT, RANK, ALPHA = 64, 48, 3, 4.5
 SLACK = 4 * (2 * RANK * (N_IN + N_OUT) + N_IN)  # bytes of factors that are scaled or copied: far less than W
 GRAPH = "merge() gives W a graph, which keeps all its inputs. What is `no_grad` for?"
@@ -47,7 +47,7 @@ def _lora_right(x: torch.Tensor, W: Any, bias: Any, A: Any, B: Any, p: float = 0
     return linear(x, W, bias) + _thin(dropout(x, p), A, B)
 
 
-@exercise("12.1", "It trains only thin factors, merges and unmerges, without a copy of W.")
+@exercise("16.1", "It trains only thin factors, merges and unmerges, without a copy of W.")
 def lora_linear(answer: Any) -> None:
     """`answer(base, r, alpha, dropout)` has `merge` and `unmerge`, and keeps nothing of W's size."""
     expect(not isinstance(answer, nn.Module), "Give the class, not a layer: its name, without parentheses.")
@@ -141,7 +141,7 @@ def _expect_in_place(layer: Any, method: Any, name: str, mode: bool) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# 12.2: packed
+# 16.2: packed
 Change = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -200,7 +200,7 @@ class Conversions(TorchDispatchMode):
         return result
 
 
-@exercise("12.2", "Half a byte per number, four bytes per block, and no error above half a step.")
+@exercise("16.2", "Half a byte per number, four bytes per block, and no error above half a step.")
 def packed(answer: Any) -> None:
     """`answer(values, block)` holds 4-bit codes and scales; `unpack()` makes values of them."""
     dice = torch.Generator().manual_seed(4)
@@ -334,7 +334,7 @@ def _expect_small(made: Any, held: int, case: torch.Tensor, block: int) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# 12.3: product
+# 16.3: product
 PRODUCT_CASES = (((5, 64), 48, torch.float32), ((2, 3, 32), 64, torch.bfloat16), ((1, 128), 1, torch.float32))
 
 
@@ -357,7 +357,7 @@ class FourBits:
         return self._layer.dense_weight().detach()
 
 
-@exercise("12.3", "Nothing is kept between forward and backward: both unpack W from its four bits.")
+@exercise("16.3", "Nothing is kept between forward and backward: both unpack W from its four bits.")
 def product(answer: Any) -> None:
     """`answer(x, packed, bias)` is x·Wᵀ + bias, differentiable in x, and keeps neither x nor W."""
     only_x = "Backward returns None for all but x: the bias is frozen, `packed` not a tensor."
@@ -392,7 +392,7 @@ def product(answer: Any) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# 12.4: product8
+# 16.4: product8
 def product8_right(
     x: torch.Tensor,
     codes: torch.Tensor,
@@ -438,7 +438,7 @@ PRODUCT8_MISTAKES: Mistakes = {
 }
 
 
-@exercise("12.4", "Codes times codes, and both scales after the sum.")
+@exercise("16.4", "Codes times codes, and both scales after the sum.")
 def product8(answer: Any) -> None:
     """`answer(x, codes, scale)` is x·Wᵀ from int8 codes of both, each token's scale computed at run time."""
     dice = torch.Generator().manual_seed(8)

@@ -1,4 +1,4 @@
-"""Pictures of lesson 12: a matrix and LoRA's factors, to scale; a code's values under a histogram."""
+"""Pictures of lesson 16: a matrix and LoRA's factors, to scale; a code's values under a histogram."""
 
 from collections.abc import Mapping, Sequence
 

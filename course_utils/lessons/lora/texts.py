@@ -1,4 +1,4 @@
-"""Lesson 12's second text, which its small language model has not learned."""
+"""Lesson 16's second text, which its small language model has not learned."""
 
 from functools import cache
 

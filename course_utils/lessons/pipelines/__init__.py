@@ -1,1 +1,1 @@
-"""Lesson 11: its model code, figures, widget, checks and quiz."""
+"""Lesson 14: its model code, figures, widget, checks and quiz."""

@@ -1,4 +1,4 @@
-"""Checks of the exercises of lesson 11, "Model and pipeline parallelism": each names the misconception."""
+"""Checks of the exercises of lesson 14, "Model and pipeline parallelism": each names the misconception."""
 
 import operator
 import re
@@ -20,7 +20,7 @@ from .check_ranks import SIZES, batch, of_whole, stages
 from .schedules import most_kept, simulate
 
 # --------------------------------------------------------------------------------------------------
-# 11.1: cut
+# 14.1: cut
 Cut = list[int] | None
 
 # each layer's times, states and kept activations; p, m, capacity; one cut is the fastest, or none fits
@@ -113,7 +113,7 @@ CUT_MISTAKES: Mistakes = {
 }
 
 
-@exercise("11.1", "Every stage fits, and none is slower than it must be.")
+@exercise("14.1", "Every stage fits, and none is slower than it must be.")
 def cut(answer: Any) -> None:
     """`answer(times, states, kept, p, m, capacity)` is a list of layers per stage under 1F1B, or None."""
     mine = list[Cut]()
@@ -147,8 +147,8 @@ def _explain_cut(got: Cut, times: Any, states: Any, kept: Any, p: int, m: int, c
 
 
 # --------------------------------------------------------------------------------------------------
-# 11.2: order
-@exercise("11.2", "PyTorch's Schedule1F1B uses the same order.")
+# 14.2: order
+@exercise("14.2", "PyTorch's Schedule1F1B uses the same order.")
 def order(answer: Any) -> None:
     """`answer(p, m, stage)` is the list of a stage's works under 1F1B."""
     for p, m, stage in ((4, 6, 0), (4, 6, 1), (4, 6, 3), (4, 2, 0), (1, 3, 0), (3, 8, 1)):
@@ -190,7 +190,7 @@ def _forwards_first(works: Sequence[str]) -> int:
 
 
 # --------------------------------------------------------------------------------------------------
-# 11.3: two_stages
+# 14.3: two_stages
 PROGRAM = "course_utils.lessons.pipelines.check_ranks"
 STARTS = "First the check plays the other stage. Then two processes start, which takes about five seconds."
 SCALES: dict[str, Callable[[int, Sequence[int]], float]] = {
@@ -206,7 +206,7 @@ SCALES: dict[str, Callable[[int, Sequence[int]], float]] = {
 }
 
 
-@exercise("11.3", "Two stages compute the complete model's gradient, and keep no old output.", first=STARTS)
+@exercise("14.3", "Two stages compute the complete model's gradient, and keep no old output.", first=STARTS)
 def two_stages(answer: Any) -> None:
     """`answer(layers, rank, data, send, receive)` does one step of one of two stages under 1F1B."""
     for sizes in SIZES:
@@ -327,8 +327,8 @@ def _scaled(sizes: Sequence[int], scale: Callable[[int, Sequence[int]], float]) 
 
 
 # --------------------------------------------------------------------------------------------------
-# 11.4: parallel_mlp
-@exercise("11.4", "One message forward, one backward, and every gradient is the complete MLP's.")
+# 14.4: parallel_mlp
+@exercise("14.4", "One message forward, one backward, and every gradient is the complete MLP's.")
 def parallel_mlp(answer: Any) -> None:
     """`answer(x, up, up_bias, down, down_bias, all_reduce)` is the whole MLP's output, of one rank."""
     for t, rank, shape in ((2, 0, (5, 8)), (4, 2, (3, 8)), (2, 1, (1, 4)), (1, 0, (3, 4))):

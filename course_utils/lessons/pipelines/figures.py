@@ -1,4 +1,4 @@
-"""Figures of lesson 11: each stage's works over time, and the micro-batches that it keeps meanwhile."""
+"""Figures of lesson 14: each stage's works over time, and the micro-batches that it keeps meanwhile."""
 
 from itertools import groupby, pairwise
 from typing import Any

@@ -1,1 +1,1 @@
-"""Lesson 14: its model code, figures, widget, checks and quiz."""
+"""Lesson 19: its model code, figures, widget, checks and quiz."""

@@ -1,4 +1,4 @@
-"""Checks of the exercises of lesson 14, "Will it fit?": each names the misconception, never the answer."""
+"""Checks of the exercises of lesson 19, "Will it fit?": each names the misconception, never the answer."""
 
 import gc
 import tomllib
@@ -23,7 +23,7 @@ from ..shared.judging import same, seeded
 from .detective import CAUSES, Evidence, broken
 
 # --------------------------------------------------------------------------------------------------
-# 14.1: largest_micro_batch
+# 19.1: largest_micro_batch
 SEARCHES = ((64, 330, 32), (100, 370, 50), (48, 900, 48), (3, 25, None), (128, 330, 32))
 """First size, MB on the card, the largest size that fits. 128: it refers to itself; 3: none can be built."""
 
@@ -86,7 +86,7 @@ def small_card(size: int) -> Iterator[None]:
         yield
 
 
-@exercise("14.1", "You halve until it fits, and every attempt has the card to itself.")
+@exercise("19.1", "You halve until it fits, and every attempt has the card to itself.")
 @collected_alone()
 def largest_micro_batch(answer: Any) -> None:
     """`answer(build, start)` is the first of start, start // 2, … whose training takes two steps."""
@@ -139,7 +139,7 @@ def _expect_other_errors(answer: Any) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# 14.2: fitting_step
+# 19.2: fitting_step
 BOUND = 160 * MB
 FORMATS = {"mm": "bfloat16", "addmm": "bfloat16", "bmm": "bfloat16", "nll_loss_forward": "float32"}
 """Those under autocast: of products, and of what `cross_entropy` adds up, as its log-softmax is not."""
@@ -210,7 +210,7 @@ def _parts(model: nn.Module) -> list[Any]:
     return kinds + [(name, weight.dtype) for name, weight in model.named_parameters()]
 
 
-@exercise("14.2", "The same gradient, in less than a third of the memory.", first=STEPS_FIRST)
+@exercise("19.2", "The same gradient, in less than a third of the memory.", first=STEPS_FIRST)
 def fitting_step(answer: Any) -> None:
     """`answer(model, optimizer, batch)` takes plain_step's step, and its peak is below 160 MB."""
     asked = partial(call_for_effect, answer)
@@ -275,12 +275,12 @@ def _expect_gradients(got: list[list[Any]], right: list[list[Any]], sizes: str) 
 
 
 # --------------------------------------------------------------------------------------------------
-# 14.3: on_a_v100
+# 19.3: on_a_v100
 V100 = GPUS["V100-16GB"]
 ASKED = TrainingRun("gpt2-large", 48, 1024, "amp-fp16", attention="efficient")
 
 
-@exercise("14.3", "774 million parameters on a card from 2017, with an unchanged batch.")
+@exercise("19.3", "774 million parameters on a card from 2017, with an unchanged batch.")
 def on_a_v100(answer: Any) -> None:
     """`answer()` is a TrainingRun that trains what was asked for on a V100."""
     run = call(answer, returns=TrainingRun)
@@ -308,7 +308,7 @@ def on_a_v100(answer: Any) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# 14.4: diagnose
+# 19.4: diagnose
 HIDDEN = tomllib.loads(Path(__file__).with_name("hidden.toml").read_text(encoding="utf-8"))
 BROKEN: tuple[tuple[str, str, int], ...] = tuple(
     (cause, run, size * MiB) for cause, run, size in HIDDEN["cases"]
@@ -317,7 +317,7 @@ BROKEN: tuple[tuple[str, str, int], ...] = tuple(
 RUNS_FIRST = "The check first simulates eight runs, unless it has them already: 10 to 30 seconds."
 
 
-@exercise("14.4", "All twenty broken runs, each for the right reason.", first=RUNS_FIRST)
+@exercise("19.4", "All twenty broken runs, each for the right reason.", first=RUNS_FIRST)
 def diagnose(answer: Any) -> None:
     """`answer(seen)` is the name of the cause."""
     seen = list[Evidence]()

@@ -1,4 +1,4 @@
-"""Lesson 14's detective: six runs that ran out of memory, each with what a victim would see of it.
+"""Lesson 19's detective: six runs that ran out of memory, each with what a victim would see of it.
 
 A simulated step's allocations go through the allocator's replay on a card that is too small, until it finds
 no room.

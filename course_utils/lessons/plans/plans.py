@@ -1,4 +1,4 @@
-"""Lesson 14: results of `fit` as a figure and a table, the catalog of cards, the grade of a prediction."""
+"""Lesson 19: results of `fit` as a figure and a table, the catalog of cards, the grade of a prediction."""
 
 from collections.abc import Callable, Sequence
 from html import escape

@@ -1,1 +1,1 @@
-"""Lesson 09: its model code, figures, widget, checks and quiz."""
+"""Lesson 11: its model code, figures, widget, checks and quiz."""

@@ -1,4 +1,4 @@
-"""Checks of the exercises of lesson 09, "ZeRO and FSDP": each names the misconception, never the answer."""
+"""Checks of the exercises of lesson 11, "ZeRO and FSDP": each names the misconception, never the answer."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
@@ -20,7 +20,7 @@ from ..shared.on_ranks import expect_together, found_on_ranks
 from .check_ranks import RANKS, RATE, SHAPES, Shapes, sharded, weights_of
 
 # --------------------------------------------------------------------------------------------------
-# 09.1: padding
+# 11.1: padding
 PADDING_CASES: tuple[tuple[Shapes, int], ...] = (
     ([(50257, 768), (768,)], 64), ([(250, 1000), (250,), (4001, 250), (250,)], 4), ([(3,)], 8),
     ([(10, 6), (7, 2)], 3), ([(64, 64)], 8), ([(10, 4, 3), (7, 2, 3, 5)], 4))  # fmt: skip
@@ -62,7 +62,7 @@ PADDING_MISTAKES = {
 }
 
 
-@exercise("09.1", "FSDP2 rounds up the rows of each parameter by itself.")
+@exercise("11.1", "FSDP2 rounds up the rows of each parameter by itself.")
 def padding(answer: Any) -> None:
     """`answer(shapes, D)` is a dictionary: shard, the numbers of one rank, and padding, in all shards."""
     returned = [call(answer, shapes=list(shapes), D=D, returns=Mapping) for shapes, D in PADDING_CASES]
@@ -76,7 +76,7 @@ def padding(answer: Any) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# 09.2: Zero1Adam, 09.3: checkpoint
+# 11.2: Zero1Adam, 11.3: checkpoint
 PROGRAM = "course_utils.lessons.sharding.check_ranks"
 STARTS = "The check starts four processes. This takes about ten seconds."
 UNEVEN = (
@@ -87,7 +87,7 @@ STEP_HINTS = {"output tensor size": UNEVEN, "same size as output size": UNEVEN}
 
 
 @exercise(
-    "09.2", "Adam's exact steps, one exchange of each kind, and a quarter of the states on each rank.", STARTS
+    "11.2", "Adam's exact steps, one exchange of each kind, and a quarter of the states on each rank.", STARTS
 )
 def zero_1_adam(answer: Any) -> None:
     """`answer(parameters, lr)` has a `step()`: Adam, its states cut among the ranks."""
@@ -105,7 +105,7 @@ def zero_1_adam(answer: Any) -> None:
 
 
 @exercise(
-    "09.3", "Rank 0 holds whole tensors that one process can read. Other ranks hold few at a time.", STARTS
+    "11.3", "Rank 0 holds whole tensors that one process can read. Other ranks hold few at a time.", STARTS
 )
 def checkpoint(answer: Any) -> None:
     """`answer(model, optimizer)` is a dictionary of whole tensors on rank 0, and empty elsewhere."""
@@ -139,7 +139,7 @@ def _in_host_memory(answer: Any) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------
-# 09.4: shard_to_fit
+# 11.4: shard_to_fit
 CARDS, WIDE = 8, 256
 MOST = 8 * WIDE * WIDE + 8 * WIDE  # exactly a block's
 POLICY = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -211,7 +211,7 @@ def _by_the_rule(model: nn.Module, most: int, policy: MixedPrecisionPolicy) -> t
     return torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 
-@exercise("09.4", "No unit is larger than necessary, so the peak stays near the size of the shards.")
+@exercise("11.4", "No unit is larger than necessary, so the peak stays near the size of the shards.")
 def shard_to_fit(answer: Any) -> None:
     """`answer(model, most, policy)` shards the model in units up to `most` numbers, and is its optimizer."""
     formats = set[torch.dtype]()

@@ -1,4 +1,4 @@
-"""Lesson 09's closed forms: bytes that a rank keeps by ZeRO's formulas, and what FSDP2 gathers."""
+"""Lesson 11's closed forms: bytes that a rank keeps by ZeRO's formulas, and what FSDP2 gathers."""
 
 from ... import TrainingRun, TransformerConfig
 from ...estimating.published import zero_sharded_state_bytes

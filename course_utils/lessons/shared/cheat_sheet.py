@@ -54,7 +54,7 @@ def cheat_sheet(root: Path = ROOT) -> CheatSheet:
 
 def _entry(path: Path) -> Entry:
     text = text_of(path)
-    title = re.search(r"^# (\d\d[a-z]?) · (.+)$", text, re.MULTILINE)
+    title = re.search(r"^# (\d\d) · (.+)$", text, re.MULTILINE)
     found = [
         re.search(rf"^\*\*{part}\*\* (.+?)(?:\n\s*\n|\Z)", text, re.MULTILINE | re.DOTALL) for part in PARTS
     ]
