@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -118,7 +119,7 @@ def test_a_course_that_was_moved_or_upgraded_finds_it_again(tmp_path: Path) -> N
         assert list(lesson.passed) == ["06.1"] and lesson.next == "06.2 New"
 
 
-OLD = [
+OLD: list[dict[str, Any]] = [
     {"passed": "06.1"},
     {"passed": "07.4"},
     {"passed": "08.2"},
@@ -135,7 +136,7 @@ OLD = [
 """What a learner had stored when lessons were numbered 00 to 14, with 07b."""
 
 
-def written(home: Path, *events: dict[str, object]) -> Path:
+def written(home: Path, *events: dict[str, Any]) -> Path:
     """A learner's file with these events, as an older version of the course wrote them."""
     home.mkdir(exist_ok=True)
     file = home / FILE
