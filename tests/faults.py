@@ -32,8 +32,8 @@ from test_build import LESSON, SOLUTION, write_source
 
 from course_utils.authoring.build import write
 from course_utils.authoring.sources import drafts
-from course_utils.classroom import walls
-from course_utils.classroom.graded import Graded, Outcome, write_table
+from course_utils.classroom import sandbox
+from course_utils.classroom.grading_results import Graded, Outcome, write_table
 from course_utils.interactive.guesses import lock_guess, stored_guesses
 from course_utils.interactive.progress import mark_passed, mark_quiz, passed, progress, quiz_scores
 from course_utils.measuring.recording_file import append, read_lines, repair
@@ -387,7 +387,7 @@ def disk(times: int, seed: int) -> tuple[str, list[str]]:
                     found += [f"disk {number}: {what}: {fault}" for fault in said]
             shutil.rmtree(home)
         with suppress(OSError):
-            walls._call("umount2", os.fsencode(folder), walls.DETACH)
+            sandbox._call("umount2", os.fsencode(folder), sandbox.DETACH)
     return (
         f"disk: {sum(full.values())} times full in {times} trials ({dict(full)}): {len(found)} faults",
         found,
@@ -424,14 +424,14 @@ def _mounted(folder: Path) -> bool:
     group = os.getgid()
     try:
         if user:
-            walls._call("unshare", walls.NEW_USER | walls.NEW_MOUNTS)
+            sandbox._call("unshare", sandbox.NEW_USER | sandbox.NEW_MOUNTS)
             Path("/proc/self/setgroups").write_text("deny")
             Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
             Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
         else:
-            walls._call("unshare", walls.NEW_MOUNTS)
-        walls._mount("none", Path("/"), None, walls.AND_BELOW | walls.PRIVATE)
-        walls._mount("tmpfs", folder, "tmpfs", 0, "size=4m")
+            sandbox._call("unshare", sandbox.NEW_MOUNTS)
+        sandbox._mount("none", Path("/"), None, sandbox.AND_BELOW | sandbox.PRIVATE)
+        sandbox._mount("tmpfs", folder, "tmpfs", 0, "size=4m")
     except (OSError, ctypes.ArgumentError):
         return False
     return True

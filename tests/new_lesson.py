@@ -14,7 +14,7 @@ from pathlib import Path
 
 from course_utils.cli.environment import SetupError
 from course_utils.interactive.course_files import number_of
-from course_utils.interactive.keeping import write_whole
+from course_utils.interactive.learner_folder import write_whole
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -11,8 +11,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from course_utils.gpus import gpu
-from course_utils.lessons.plans.detective import broken_runs
 from course_utils.lessons.sharding.zero import gpt_of_six_blocks
+from course_utils.lessons.will_it_fit.detective import broken_runs
 from course_utils.measuring import measure
 from course_utils.measuring.recorded import FILE, key, save
 from course_utils.measuring.recording_file import FOLDER

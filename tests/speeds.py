@@ -22,7 +22,7 @@ from course_utils.benchmark.tables import Cell, Table
 from course_utils.estimating import estimate
 from course_utils.interactive.course_files import ROOT
 from course_utils.interactive.explorer import DEFAULTS, next_changes
-from course_utils.interactive.explorer_widget import DashboardWidget
+from course_utils.interactive.explorer_widget import Explorer
 from course_utils.run import TrainingRun
 
 ESTIMATE_US, SWEEP_SECONDS, SWEEP_RUNS, IMPORT_MS = 100, 1.0, 10_000, 50
@@ -181,7 +181,7 @@ async def _moving(chosen: dict[str, Any], rounds: int) -> tuple[list[float], int
 
     It runs in an event loop, as in a kernel, so that what to change next waits.
     """
-    page = DashboardWidget(**chosen)
+    page = Explorer(**chosen)
     slider = page.controls["micro_batch"]
     sizes = [
         size for _ in range(rounds) for size in (*SIZES, *reversed(SIZES)) if size != chosen["micro_batch"]

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from course_utils.measuring import live, own
+from course_utils.measuring import live, own_step
 from course_utils.measuring.devices import Cuda
 from course_utils.units import GiB, MiB, round_up
 
@@ -90,7 +90,7 @@ def stand_in(room: int) -> Iterator[LimitedMemory]:
             stack.enter_context(patch.object(torch.cuda, name, answer))
         stack.enter_context(patch.object(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, create=True))
         stack.enter_context(patch.object(Cuda, "kind", "cpu"))
-        stack.enter_context(patch.dict(own.CALLED, live="cpu"))
+        stack.enter_context(patch.dict(own_step.CALLED, live="cpu"))
         stack.enter_context(patch.dict(live.KERNELS, clear=True))  # a CPU has none of them to insist on
         stack.enter_context(memory)
         yield memory

@@ -25,14 +25,14 @@ from course_utils import estimate, moments
 from course_utils.benchmark.accuracy import outcome
 from course_utils.breakdown import KINDS, MemoryBreakdown
 from course_utils.classroom import grading
-from course_utils.classroom.alone import Isolation
-from course_utils.classroom.graded import STATES, Outcome, class_page, write_table
 from course_utils.classroom.grading import grade_notebook
+from course_utils.classroom.grading_results import STATES, Outcome, class_page, write_table
+from course_utils.classroom.isolated_run import Isolation
 from course_utils.gpus import GPUS
 from course_utils.interactive.explorer import CONTROLS, dashboard
 from course_utils.interactive.explorer_page import changes, draw, link, linked
 from course_utils.interactive.guesses import parse_guess
-from course_utils.interactive.widgets import DTYPES, explorer, tensor_slider
+from course_utils.interactive.widgets import DTYPES, run_sliders, tensor_slider
 from course_utils.lessons.parameters.widget import model_builder
 from course_utils.measuring.recorded import key, read_folder, thinned, to_json
 from course_utils.measuring.recording_file import append, repair
@@ -524,7 +524,7 @@ def test_a_link_to_the_explorer_is_followed_as_far_as_it_can_be(fragment: dict[s
 
 
 STARTERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
-    "explorer": (explorer, {"model": "gpt2", "gpu": "T4-16GB", "micro_batch": 4, "precision": "amp-fp16"}),
+    "sliders": (run_sliders, {"model": "gpt2", "gpu": "T4-16GB", "micro_batch": 4, "precision": "amp-fp16"}),
     "tensor slider": (
         tensor_slider,
         {"batch": 8, "sequence": 128, "hidden": 256, "dtype": next(iter(DTYPES))},

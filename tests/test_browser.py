@@ -29,11 +29,11 @@ OUTPUTS = f"{browser.IN_FRONT} .jp-OutputArea"
 SLIDERS = ("explorer", "tensor_slider", "walker", "activation_map")
 CELLS = (
     (
-        "from course_utils.interactive.widgets import explorer, tensor_slider\n"
+        "from course_utils.interactive.widgets import run_sliders, tensor_slider\n"
         "from course_utils.lessons.adam.widget import walker\n"
         "from course_utils.lessons.activations.widget import activation_map"
     ),
-    "explorer()",
+    "run_sliders()",
     "tensor_slider()",
     "walker(beta2=0.99)",
     "activation_map()",

@@ -95,10 +95,10 @@ def test_no_run_at_all_does_not_hold() -> None:
 
 
 def test_tests_that_fail_are_listed_and_a_suite_that_did_not_end_says_so() -> None:
-    output = "FAILED tests/test_own.py::test_x - assert 1 == 2\n=== 1 failed, 2 passed in 3.21s ===\n"
+    output = "FAILED tests/test_own_step.py::test_x - assert 1 == 2\n=== 1 failed, 2 passed in 3.21s ===\n"
     holds, text = page(NOW, facts_of("2.14.0"), (1, output), {})
     assert not holds and "**fails** | 1 failed, 2 passed |" in text
-    assert "- tests/test_own.py::test_x - assert 1 == 2" in text
+    assert "- tests/test_own_step.py::test_x - assert 1 == 2" in text
     holds, text = page(NOW, facts_of("2.14.0"), (139, "Fatal Python error: Segmentation fault\n"), {})
     assert not holds and "exit code 139: Fatal Python error: Segmentation fault" in text
 

@@ -16,9 +16,9 @@ import pytest
 
 from course_utils.classroom import grading
 from course_utils.classroom.collecting import collected, learner_of
-from course_utils.classroom.graded import Graded, Outcome, class_page, write_table
+from course_utils.classroom.graded_process import Limits
 from course_utils.classroom.grading import check_cells, grade, grade_notebook, merged, reference_of
-from course_utils.classroom.keeper import Limits
+from course_utils.classroom.grading_results import Graded, Outcome, class_page, write_table
 from course_utils.classroom.release import release
 from course_utils.cli.main import main
 from course_utils.cli.maintain import TEST_OPTIONS

@@ -15,10 +15,10 @@ from course_utils.interactive.explorer import (
     next_changes,
     run_of,
 )
-from course_utils.interactive.explorer_widget import DashboardWidget, explore
+from course_utils.interactive.explorer_widget import Explorer, explore
 
 
-def offered(page: DashboardWidget) -> list[str]:
+def offered(page: Explorer) -> list[str]:
     """What the buttons say that can be seen."""
     return [button.description for button in page.buttons if button.layout.display != "none"]
 

@@ -11,7 +11,7 @@ from engine import simulate, tiny
 
 from course_utils import measure
 from course_utils.measurement import Allocation
-from course_utils.measuring.places import described, is_machinery
+from course_utils.measuring.call_site import described, is_machinery
 from course_utils.measuring.recorded import from_json, to_json
 from course_utils.measuring.tracker import Tracker
 from course_utils.run import TrainingRun

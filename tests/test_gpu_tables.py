@@ -32,7 +32,7 @@ from course_utils.lessons.shared.recorded_times import TOPICS, recorded_times
 from course_utils.measuring import recorded
 from course_utils.measuring.recorded import key, read_folder
 from course_utils.measuring.recording_file import append
-from course_utils.recording.histories import packed, unpacked
+from course_utils.recording.allocation_history import packed, unpacked
 from course_utils.recording.tasks import COMPARISONS, EXPANDABLE, MOST_SEQUENCES, sized, spread
 from course_utils.run import PRECISIONS, TrainingRun
 from course_utils.units import GB, MB, MiB

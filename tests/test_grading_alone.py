@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from course_utils.classroom import alone
-from course_utils.classroom.alone import Isolation, isolation, run_alone
-from course_utils.classroom.graded import Outcome
-from course_utils.classroom.keeper import Limits, ended
+from course_utils.classroom import isolated_run
+from course_utils.classroom.graded_process import Limits, ended
+from course_utils.classroom.grading_results import Outcome
+from course_utils.classroom.isolated_run import Isolation, isolation, run_alone
 from course_utils.units import MB
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -164,7 +164,7 @@ def test_what_a_notebook_starts_ends_with_it(held: Isolation) -> None:
 SLEEPS = "import os, time\nos.fork() or os.execve('/bin/sleep', ['sleep', '4343.25'], {})\ntime.sleep(600)"
 GRADER_OF_ONE = """
 from pathlib import Path, PosixPath
-from course_utils.classroom.alone import Isolation, Limits, run_alone
+from course_utils.classroom.isolated_run import Isolation, Limits, run_alone
 run_alone({cells!r}, {checks!r}, Limits(), {held!r})
 """
 
@@ -214,6 +214,6 @@ def test_where_there_are_no_walls_it_is_said() -> None:
 
 
 def test_without_any_notebook_that_runs_nobody_is_graded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alone, "run_alone", lambda *_: ({}, "crashed (SIGSEGV)"))
+    monkeypatch.setattr(isolated_run, "run_alone", lambda *_: ({}, "crashed (SIGSEGV)"))
     with pytest.raises(ValueError, match=r"no notebook can be graded here.*SIGSEGV"):
         isolation.__wrapped__()

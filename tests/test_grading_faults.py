@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from course_utils.classroom import collecting, grading
-from course_utils.classroom.alone import Isolation
 from course_utils.classroom.collecting import collected
-from course_utils.classroom.graded import Graded, Outcome, write_table
 from course_utils.classroom.grading import grade
-from course_utils.classroom.worker import outcome
+from course_utils.classroom.grading_results import Graded, Outcome, write_table
+from course_utils.classroom.grading_worker import outcome
+from course_utils.classroom.isolated_run import Isolation
 from course_utils.cli.main import main
 
 ROOT = Path(__file__).resolve().parent.parent

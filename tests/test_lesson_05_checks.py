@@ -8,7 +8,7 @@ from checking import Answers, JudgedAnswers
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from course_utils.interactive.saved import saved_by
+from course_utils.interactive.saved_tensors import saved_by
 from course_utils.lessons.activations import checks as lesson_05
 
 TANH, RELU, SIGMOID, EXP, DIVIDED = lesson_05.EXPRESSIONS

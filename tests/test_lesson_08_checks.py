@@ -92,7 +92,7 @@ def in_groups(
     model: Any, optimizer: Any, loader: Parts, k: int, graphs: bool = False, keep: bool = False
 ) -> list[Any]:
     """Looks at a whole group first; or keeps all its graphs."""
-    losses = []
+    losses: list[Any] = []
     loader = iter(loader)
     while group := list(islice(loader, k)):
         count = sum(int((targets != -100).sum()) for _, targets in group)

@@ -13,8 +13,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from course_utils import TrainingRun, fit
-from course_utils.lessons.plans import checks as lesson_19
-from course_utils.lessons.plans.checks import BROKEN
+from course_utils.lessons.will_it_fit import checks as lesson_19
+from course_utils.lessons.will_it_fit.checks import BROKEN
 
 Build = Callable[[Any], Callable[[], None]]
 

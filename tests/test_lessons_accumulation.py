@@ -13,10 +13,10 @@ import torch
 from course_utils.estimating import estimate
 from course_utils.gpus import gpu
 from course_utils.lessons.accumulation import checks
+from course_utils.lessons.accumulation import large_batch_results as papers
 from course_utils.lessons.accumulation import micro_batches as mb
-from course_utils.lessons.accumulation import published_batches as papers
 from course_utils.lessons.accumulation.figures import contour, theta_paths
-from course_utils.lessons.accumulation.widget import theta_explorer
+from course_utils.lessons.accumulation.widget import theta_sliders
 from course_utils.measuring import measure
 from course_utils.run import TrainingRun
 
@@ -93,7 +93,7 @@ def test_figures_state_their_conclusion_and_hold_what_they_show() -> None:
 
 
 def test_the_explorer_walks_as_its_controls_say() -> None:
-    shown = theta_explorer(4, 25)
+    shown = theta_sliders(4, 25)
     large = mb.path(mb.LineFit(), 0.5, 100, 8)
     assert torch.allclose(torch.tensor(shown.path), torch.tensor(large), atol=1e-12)
     assert "<b>100</b> points; <b>4</b> are in memory" in shown.message
@@ -106,12 +106,12 @@ def test_the_explorer_walks_as_its_controls_say() -> None:
 
 
 def test_the_explorer_says_what_is_not_possible_and_what_leaves_the_picture() -> None:
-    shown = theta_explorer(1, 1, 1.5)
+    shown = theta_sliders(1, 1, 1.5)
     assert "leaves the picture" in shown.picture.value and "nan" not in shown.picture.value
     shown.controls["size"].value, shown.controls["group"].value = 50, 50
     assert "Not possible" in shown.picture.value
     assert "do not divide into steps of 50 micro-batches" in shown.message
-    assert repr(theta_explorer()) == repr(shown) == shown.invitation
+    assert repr(theta_sliders()) == repr(shown) == shown.invitation
 
 
 def test_the_tensors_of_a_recorded_gpu_are_the_estimates_and_its_allocator_counts_more() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from published.basics_transformer import Transformer
-from published.language_models import ScratchGPT
-from published.sharded_models import Llama
+from published_models.basics_transformer import Transformer
+from published_models.language_models import ScratchGPT
+from published_models.sharded_models import Llama
 
 from course_utils.benchmark.draw import changed
 from course_utils.benchmark.judged import COUNTS, ESTIMATE, FORM, OURS, SIMULATED, answers_to, nearest, ratios
@@ -32,7 +32,7 @@ from course_utils.measurement import Measurement
 from course_utils.measuring import measure
 from course_utils.measuring.recorded import from_json, to_json
 from course_utils.models import PRESETS
-from course_utils.recording.published import Row, answered_rows
+from course_utils.recording.published_steps import Row, answered_rows
 from course_utils.run import TrainingRun
 from course_utils.units import BLOCK, GB
 

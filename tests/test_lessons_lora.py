@@ -75,9 +75,9 @@ def test_a_code_is_drawn_stroke_by_stroke() -> None:
 
 
 def test_the_controls_draw_what_they_say() -> None:
-    from course_utils.lessons.lora.widget import lora_explorer
+    from course_utils.lessons.lora.widget import lora_sliders
 
-    shown = lora_explorer(
+    shown = lora_sliders(
         "llama3-8b", micro_batch=1, seq_len=512, precision="bf16", lora_rank=16, frozen_bits=4
     )
     assert f"{estimate(shown.run).total / 1e9:.1f} GB" in shown.picture.value

@@ -4,9 +4,9 @@ import pytest
 
 from course_utils import GPUS, fit
 from course_utils.interactive.guesses import Guess
-from course_utils.lessons.plans.detective import CAUSES, ORDER, case
-from course_utils.lessons.plans.plans import Graded, catalog, grade, path_table, plan_figure
-from course_utils.lessons.plans.widget import against, detective
+from course_utils.lessons.will_it_fit.detective import CAUSES, ORDER, case
+from course_utils.lessons.will_it_fit.fit_figures import Graded, catalog, grade, path_table, plan_figure
+from course_utils.lessons.will_it_fit.widget import against, detective
 from course_utils.units import GB
 
 PLAN = fit("gpt2-medium", "T4-16GB", global_batch=32)

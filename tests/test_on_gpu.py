@@ -10,8 +10,8 @@ from course_utils import TrainingRun, compare_with_gpu, measure, on_gpu, read_sn
 from course_utils.errors import StepError
 from course_utils.estimating.workspaces import workspaces_of
 from course_utils.measuring import on_gpu as cards
+from course_utils.measuring.cuda_answers import answers
 from course_utils.measuring.memory import CARD, Memory
-from course_utils.measuring.questions import answers
 
 MiB = 1 << 20
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

@@ -125,7 +125,7 @@ def test_every_file_that_goes_through_the_lessons_is_among_them() -> None:
         "test_recordings",
         "test_searching",
         "test_build",
-        "test_elsewhere",
+        "test_other_platforms",
         "test_progress",
         "test_one_lesson",
         "test_wheel",

@@ -11,9 +11,9 @@ from course_utils.estimating import moments
 from course_utils.estimating.published import korthikanti_model_flops
 from course_utils.estimating.states import gradient_bytes, optimizer_state_bytes, parameter_bytes
 from course_utils.estimating.step_time import communicated
+from course_utils.lessons.pipelines.cluster_plans import Cluster, Plan, account, cheapest, plans, step_flops
 from course_utils.lessons.pipelines.figures import pipeline_figure
 from course_utils.lessons.pipelines.memory import blocks_of, parameters_of, stage_memory, stage_shapes
-from course_utils.lessons.pipelines.plans import Cluster, Plan, account, cheapest, plans, step_flops
 from course_utils.lessons.pipelines.schedules import BACKWARD, FORWARD, SCHEDULES, bubble, most_kept, simulate
 from course_utils.lessons.pipelines.widget import pipeline_player
 from course_utils.model_files import model_config

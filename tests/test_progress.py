@@ -12,7 +12,7 @@ import pytest
 from course_utils.cli.main import main
 from course_utils.interactive.feedback import CheckFailed, exercise, fail
 from course_utils.interactive.guesses import lock_guess, shown_answers, stored_guesses
-from course_utils.interactive.keeping import RENUMBERED, remembered
+from course_utils.interactive.learner_folder import RENUMBERED, remembered
 from course_utils.interactive.progress import ROOT, mark_passed, mark_quiz, passed, progress, quiz_scores
 from course_utils.interactive.quiz_form import QuizForm
 from course_utils.lessons import quiz

@@ -4,12 +4,12 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from published.sharded_models import titan
+from published_models.sharded_models import titan
 
-from course_utils.benchmark import published
+from course_utils.benchmark import published_tables
 from course_utils.estimating.workspaces import Workspaces
 from course_utils.measurement import Measurement
-from course_utils.recording.published import NOT_YET, percent, rows_of
+from course_utils.recording.published_steps import NOT_YET, percent, rows_of
 
 ROWS = list(rows_of("sharded_models"))
 LIMITS = {"allocated": 0.5, "reserved": 3.0}
@@ -29,9 +29,9 @@ def test_what_was_said_is_near_what_was_published(row):
 def test_rows_that_are_not_covered_say_why_and_are_not_counted(monkeypatch):
     left_out = [row for row in ROWS if not row.family]
     assert left_out and all(row.gap and row.said == NOT_YET and not row.how for row in left_out)
-    monkeypatch.setattr(published, "say", lambda row: row.said)
-    monkeypatch.setattr(published, "published_rows", lambda: ROWS)
-    summary, each = published.tables(False, lambda _: None)
+    monkeypatch.setattr(published_tables, "say", lambda row: row.said)
+    monkeypatch.setattr(published_tables, "published_rows", lambda: ROWS)
+    summary, each = published_tables.tables(False, lambda _: None)
     assert len(each.rows) == sum(int(line[2]) for line in summary.rows) == len(ROWS) - len(left_out)
     assert all(any(row.id in note and row.gap in note for note in summary.notes) for row in left_out)
 

@@ -26,8 +26,9 @@ from course_utils.measuring.live import KernelRefused, ready
 from course_utils.measuring.recording_file import Line, append, read_lines, repair
 from course_utils.measuring.simulated import simulated_gpu
 from course_utils.planning.twin import fits
-from course_utils.recording import hardware, recorder, turns
-from course_utils.recording import work as recording_work
+from course_utils.recording import gpu_turns, hardware, recorder
+from course_utils.recording import one_task as recording_work
+from course_utils.recording.allocation_history import unpacked
 from course_utils.recording.hardware import (
     Prepared,
     context_bytes,
@@ -36,11 +37,10 @@ from course_utils.recording.hardware import (
     scratch_bytes,
     workspace_bytes,
 )
-from course_utils.recording.histories import unpacked
-from course_utils.recording.published import TEN, counting, published_rows
+from course_utils.recording.one_task import perform
+from course_utils.recording.published_steps import TEN, counting, published_rows
 from course_utils.recording.recorder import RecordingError, chosen, listing, plan, run_process
 from course_utils.recording.tasks import Task, everything, recording_list, rehearsal_list, run_task
-from course_utils.recording.work import perform
 from course_utils.run import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
 from course_utils.units import GB, MB, MiB
 
@@ -158,7 +158,7 @@ def test_time_is_kept_and_a_task_that_was_cut_short_is_no_failure(tmp_path):
 
 
 TURN = """
-from course_utils.recording.turns import await_turn
+from course_utils.recording.gpu_turns import await_turn
 open(results + '.log', 'w').close()
 begun = time.monotonic()
 shared = await_turn()
@@ -213,12 +213,12 @@ def test_with_one_job_nobody_shares(tmp_path):
 def test_a_task_s_time_does_not_pass_while_it_waits_for_its_turn(tmp_path):
     started = recorder.begin(python("time.sleep(600)"), task(), 0.001, takes_turns=True)
     try:
-        started.file(turns.ASKED).touch()
+        started.file(gpu_turns.ASKED).touch()
         assert started.waits and not started.is_over()
         started.give_turn(shared=False)
         while not started.is_over():  # for a millisecond from now on
             time.sleep(0.001)
-        assert not started.waits and started.file(turns.GIVEN).read_text() == turns.ALONE
+        assert not started.waits and started.file(gpu_turns.GIVEN).read_text() == gpu_turns.ALONE
     finally:
         assert started.finish(killed=True).status == "timed out"
 
@@ -694,7 +694,7 @@ def test_other_errors_are_told_in_one_line_and_end_the_task(monkeypatch, tmp_pat
 
 def test_a_task_that_failed_ends_nothing_else_later(tmp_path):
     code = (
-        "import sys, time; from course_utils.recording.work import main; "
+        "import sys, time; from course_utils.recording.one_task import main; "
         "print(main(sys.argv[1:])); time.sleep(4); print('alive')"
     )
     arguments = ["--results", str(tmp_path / "parts"), "--seconds", "3", "--rehearse", "--task", "unknown"]

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from course_utils.authoring.pages import README, TABLE, check_pages, readme
-from course_utils.classroom.elsewhere import COLAB_BRANCH
+from course_utils.classroom.other_platforms import COLAB_BRANCH
 from course_utils.cli.main import COMMANDS
 from course_utils.cli.maintain import WORKFLOWS
 from course_utils.interactive.course_files import ROOT, number_of, numbered

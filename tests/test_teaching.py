@@ -13,7 +13,7 @@ from torch import nn
 from course_utils.authoring.build import fold_answers, share_script
 from course_utils.figures import bars
 from course_utils.figures.themes import READING
-from course_utils.interactive import guesses, keeping
+from course_utils.interactive import guesses, learner_folder
 from course_utils.interactive.guess_form import GuessForm
 from course_utils.interactive.guesses import (
     Guess,
@@ -28,8 +28,8 @@ from course_utils.interactive.guesses import (
     waits_for,
 )
 from course_utils.interactive.ledgers import ledger, show_ledger
-from course_utils.interactive.saved import Saved, saved_by
-from course_utils.lessons.plans.plans import grade
+from course_utils.interactive.saved_tensors import Saved, saved_by
+from course_utils.lessons.will_it_fit.fit_figures import grade
 from course_utils.recording.notebooks import run
 
 GB = 10**9
@@ -56,8 +56,8 @@ def test_first_guess_stays_until_it_is_forgotten(home: Path) -> None:
 
 def test_of_two_kernels_that_lock_at_once_the_first_counts_in_both(monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(**event: Any) -> None:  # another kernel comes between this one's reading and its writing
-        keeping.remember(guess="01.peak", value=41, unit="GB")
-        keeping.remember(**event)
+        learner_folder.remember(guess="01.peak", value=41, unit="GB")
+        learner_folder.remember(**event)
 
     monkeypatch.setattr(guesses, "remember", slow)
     assert lock_guess("01.peak", 134, "GB").value == 41 == stored_guesses()["01.peak"].value
@@ -92,13 +92,13 @@ def test_guesses_live_where_the_system_keeps_such_things(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, platform: str, variable: str, base: str
 ) -> None:
     monkeypatch.delenv("COURSE_HOME")
-    monkeypatch.setattr(keeping.sys, "platform", platform)
+    monkeypatch.setattr(learner_folder.sys, "platform", platform)
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     monkeypatch.delenv(variable, raising=False)
-    assert keeping.course_home() == tmp_path / base / "where-did-the-memory-go"
+    assert learner_folder.course_home() == tmp_path / base / "where-did-the-memory-go"
     if variable != "HOME":
         monkeypatch.setenv(variable, str(tmp_path / "elsewhere"))
-        assert keeping.course_home() == tmp_path / "elsewhere" / "where-did-the-memory-go"
+        assert learner_folder.course_home() == tmp_path / "elsewhere" / "where-did-the-memory-go"
 
 
 NUMBERS = {

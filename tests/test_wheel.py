@@ -289,8 +289,8 @@ def test_commands_of_teachers_work_there(full: Installed, started: Path, tmp_pat
 
 
 PROBE = """
-from course_utils.classroom.alone import HIDDEN, isolation, run_alone
-from course_utils.classroom.keeper import Limits
+from course_utils.classroom.isolated_run import HIDDEN, isolation, run_alone
+from course_utils.classroom.graded_process import Limits
 files = [HIDDEN[0] / "solutions" / "02_adam.ipynb", HIDDEN[1] / "course" / "solutions" / "02_adam.ipynb"]
 assert all(file.exists() for file in files)
 look = "import os, torch, course_utils\\nassert not os.path.exists({!r})\\nprint('✓')"

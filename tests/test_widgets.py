@@ -11,7 +11,7 @@ from shown_widgets import widgets_shown
 from course_utils import TrainingRun, estimate
 from course_utils.gpus import gpu
 from course_utils.interactive.explorer import CONTROL
-from course_utils.interactive.widgets import explorer, tensor_slider
+from course_utils.interactive.widgets import run_sliders, tensor_slider
 from course_utils.planning.twin import fit_words
 from course_utils.units import GiB
 
@@ -24,7 +24,7 @@ def drawn_bytes(page: str) -> int:
 
 
 def test_the_explorer_draws_the_estimate_of_what_it_says():
-    shown = explorer(micro_batch=4, recompute="full", gpu="A100-80GB")
+    shown = run_sliders(micro_batch=4, recompute="full", gpu="A100-80GB")
     assert shown.run == TrainingRun("gpt2-xl", micro_batch=4, recompute="full")
     assert drawn_bytes(shown.picture.value) == estimate(shown.run).total == shown.breakdown.total
     assert "micro_batch=4" in shown.message and "recompute" in shown.message
@@ -34,11 +34,11 @@ def test_the_explorer_draws_the_estimate_of_what_it_says():
     assert drawn_bytes(shown.picture.value) == estimate(shown.run).total
     shown.controls["accumulation_steps"].value = 8
     assert "8 micro-batches of 2 × 1,024 tokens" in shown.picture.value
-    assert explorer(micro_batch=12).run.micro_batch == 12 not in CONTROL["micro_batch"].values
+    assert run_sliders(micro_batch=12).run.micro_batch == 12 not in CONTROL["micro_batch"].values
 
 
 def test_every_control_changes_the_run_or_the_card():
-    shown = explorer(micro_batch=4, precision="amp-bf16", gpu="A100-80GB")
+    shown = run_sliders(micro_batch=4, precision="amp-bf16", gpu="A100-80GB")
     for name, control in shown.controls.items():
         if name == "seq_len":
             continue  # GPT-2 has 1,024 positions: see the test of refusals
@@ -51,10 +51,10 @@ def test_every_control_changes_the_run_or_the_card():
 
 
 def test_the_verdict_is_in_words():
-    said = explorer(gpu="V100-32GB").message
+    said = run_sliders(gpu="V100-32GB").message
     assert "<b>✗ Does not fit a V100-32GB by" in said and "no bf16 and no flash kernel" in said
-    assert "no flash" not in explorer(gpu="V100-32GB", precision="fp32", attention="eager").message
-    said = explorer("gpt2", micro_batch=1, gpu="A100-80GB").message
+    assert "no flash" not in run_sliders(gpu="V100-32GB", precision="fp32", attention="eager").message
+    said = run_sliders("gpt2", micro_batch=1, gpu="A100-80GB").message
     assert "<b>✓ Fits an A100-80GB" in said
     assert "to spare" in said
     assert "no bf16" not in said
@@ -67,7 +67,7 @@ def test_the_verdict_is_in_words():
 def test_what_fits_is_judged_by_what_a_program_gets_of_a_card():
     """The driver lists more: a run between the two fits no program."""
     card = gpu("RTX4090-24GB")
-    shown = explorer(
+    shown = run_sliders(
         "gpt2-xl",
         micro_batch=1,
         accumulation_steps=32,
@@ -80,7 +80,7 @@ def test_what_fits_is_judged_by_what_a_program_gets_of_a_card():
 
 
 def test_an_impossible_combination_is_explained_and_the_last_picture_stays_greyed():
-    shown = explorer()
+    shown = run_sliders()
     assert shown.figure is not None
     before, last = shown.picture.value, shown.figure.inline
     shown.controls["seq_len"].value = 2048
@@ -92,7 +92,7 @@ def test_an_impossible_combination_is_explained_and_the_last_picture_stays_greye
 
 
 def test_redrawing_takes_thousands_of_calls():
-    shown = explorer(gpu="A100-80GB")
+    shown = run_sliders(gpu="A100-80GB")
     for name in ("micro_batch", "accumulation_steps"):
         shown.controls[name].value = 2  # the formulas of this kind of run are compiled
         for value in CONTROL[name].values:
@@ -109,8 +109,8 @@ def test_the_tensor_slider_counts_bytes():
 @pytest.mark.parametrize(
     ("make", "name", "value", "words"),
     [
-        (explorer, "model", "gpt2-xxl", "gpt2-xxl"),
-        (explorer, "gpu", "V1000", "V1000"),
+        (run_sliders, "model", "gpt2-xxl", "gpt2-xxl"),
+        (run_sliders, "gpu", "V1000", "V1000"),
         (tensor_slider, "dtype", "int3", "int3"),
         (tensor_slider, "batch", 0, "batch is 0: it must be a whole number"),
         (tensor_slider, "sequence", True, "sequence is True"),
@@ -124,13 +124,13 @@ def test_the_first_choices_are_checked_at_once(make: Any, name: str, value: Any,
 
 def test_a_notebook_with_sliders_gives_the_same_outputs_each_time():
     cells = (
-        "from course_utils.interactive.widgets import explorer, tensor_slider",
-        "explorer()",
+        "from course_utils.interactive.widgets import run_sliders, tensor_slider",
+        "run_sliders()",
         "tensor_slider()",
     )
     first = widgets_shown(*cells)
     assert len(first) == 2 and first == widgets_shown(*cells)
-    for shown in (explorer(), tensor_slider()):
+    for shown in (run_sliders(), tensor_slider()):
         assert all(control.description for control in shown.controls.values())
         assert "role='status'" in shown.picture.value and 'role="img"' in shown.picture.value
         stored = shown._repr_mimebundle_()

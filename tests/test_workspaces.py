@@ -17,7 +17,7 @@ from course_utils.estimating.workspaces import (
 )
 from course_utils.gpus import GPUS
 from course_utils.measuring import tracing
-from course_utils.measuring.own import measure_own
+from course_utils.measuring.own_step import measure_own
 from course_utils.run import TrainingRun
 from course_utils.units import KiB, MiB
 

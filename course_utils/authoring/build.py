@@ -12,7 +12,7 @@ from nbformat import NotebookNode
 
 from ..figures.themes import READING
 from ..interactive.course_files import EDITED, ROOT, notebooks
-from ..interactive.keeping import write_whole
+from ..interactive.learner_folder import write_whole
 from ..recording.notebooks import BuildError, cell_name, read_notebook, run
 from .pages import check_pages, write_pages
 from .sources import THIS_MACHINE, differences, drafts, find_sources, fingerprint

@@ -10,12 +10,12 @@ from pathlib import Path
 from .. import TrainingRun, estimate, format_bytes, gpu
 from ..benchmark.gpu import GPU_TABLES
 from ..classroom import syllabi
-from ..classroom.elsewhere import COLAB_BRANCH, link
+from ..classroom.other_platforms import COLAB_BRANCH, link
 from ..figures import stack
 from ..figures.canvas import Figure
 from ..figures.runs import NOT_COUNTED
 from ..interactive.course_files import number_of, numbered
-from ..interactive.keeping import write_whole
+from ..interactive.learner_folder import write_whole
 from ..lessons.calculators import errata
 from ..lessons.shared.cheat_sheet import cheat_sheet
 from ..recording.notebooks import BuildError

@@ -14,8 +14,8 @@ from ..allocator.snapshots import compare_with_gpu
 from ..breakdown import KINDS
 from ..measuring.recorded import Recording, attempts, newest
 from ..measuring.recording_file import MEASURED
-from ..recording.histories import unpacked
-from ..recording.published import TEN, Row, published_rows
+from ..recording.allocation_history import unpacked
+from ..recording.published_steps import TEN, Row, published_rows
 from ..recording.tasks import EXPANDABLE
 from .tables import BIAS_HEADINGS, TABLES, Cell, Table, bias_of
 

@@ -11,7 +11,7 @@ from ..allocator.counters import counted
 from ..estimating import estimate, formula
 from ..lessons.calculators.calculators import CALCULATORS
 from ..models import TransformerConfig
-from ..recording.published import Row, Said, answered_rows
+from ..recording.published_steps import Row, Said, answered_rows
 from ..run import TrainingRun
 
 COUNTS = {"peak": "a step", "end": "states"}  # by a row's moment; none has the activations of a whole model

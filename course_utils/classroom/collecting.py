@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from ..units import MB
-from .graded import printable
+from .grading_results import printable
 
 MOODLE = re.compile(r"(?P<learner>.+?)_\d+_assignsubmission_\w+?_?")
 CANVAS = re.compile(r"(?P<learner>[^\W_]+)_(?:LATE_)?\d+_\d+_.+")

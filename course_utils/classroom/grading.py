@@ -17,13 +17,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ..interactive.course_files import LESSONS, numbered
-from ..interactive.keeping import write_whole
+from ..interactive.learner_folder import write_whole
 from ..interactive.progress import HEADING
 from ..units import GB, MB
-from .alone import ROOT, isolation, run_alone
 from .collecting import Submission, collected, problem_of
-from .graded import Graded, Outcome, class_page, write_table
-from .keeper import Limits
+from .graded_process import Limits
+from .grading_results import Graded, Outcome, class_page, write_table
+from .isolated_run import ROOT, isolation, run_alone
 
 CHECK = re.compile(r"check\.\w+\(")
 DEFAULTS = Limits()

@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ..interactive.course_files import IS_CLONE
-from ..interactive.keeping import write_whole
+from ..interactive.learner_folder import write_whole
 
 NAME = "where-did-the-memory-go"
 

@@ -236,7 +236,7 @@ def quiz(chosen: Namespace) -> int:
 
 def progress(_: Namespace) -> int:
     """Print which exercises and quizzes are done."""
-    from ..interactive.keeping import progress_file
+    from ..interactive.learner_folder import progress_file
     from ..interactive.progress import progress as progress_now
 
     print(f"{progress_now()}\nThe file is {progress_file()}.")

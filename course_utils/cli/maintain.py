@@ -35,7 +35,7 @@ LIGHT = ("-p", "tests.light_imports", "-p", "no:hypothesispytest")
 WORKFLOWS = (".github/workflows/tests.yml", ".github/workflows/site.yml")
 
 QUICK_TARGETS = (
-    "notebooks/02_adam.ipynb", "tests/test_own.py", "tests/test_measure.py", "tests/test_estimate.py",
+    "notebooks/02_adam.ipynb", "tests/test_own_step.py", "tests/test_measure.py", "tests/test_estimate.py",
     "tests/test_breakdown.py", "tests/test_allocator.py", "tests/test_optimizers.py",
 )  # fmt: skip
 """Enough to know that the course works on a machine: a lesson, and the engine's core."""

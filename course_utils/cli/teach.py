@@ -3,7 +3,7 @@
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from ..classroom.keeper import Limits
+from ..classroom.graded_process import Limits
 from ..units import GB, MB
 from .command import Command, later
 
@@ -76,9 +76,9 @@ def slides_options(parser: ArgumentParser) -> None:
 release = later("classroom.release")
 grade = later("classroom.grading")
 slides = later("authoring.slides")
-nbgrader = later("classroom.elsewhere", "nbgrader")
-colab = later("classroom.elsewhere", "colab")
-links = later("classroom.elsewhere", "links")
+nbgrader = later("classroom.other_platforms", "nbgrader")
+colab = later("classroom.other_platforms", "colab")
+links = later("classroom.other_platforms", "links")
 
 COMMANDS = {
     "rehearse": Command(

@@ -15,12 +15,12 @@ import ipywidgets
 from ..figures.canvas import Figure, below_one_another
 from ..run import TrainingRun
 from . import explorer as core
-from .widgets import Explorer, wide_button
+from .widgets import RunSliders, wide_button
 
 PAUSE = 0.12  # seconds without input after which it is weighed what to change next: pictures come first
 
 
-class DashboardWidget(Explorer):
+class Explorer(RunSliders):
     """The Explorer: controls for a training run and a GPU, its peak, its step, and what to change next.
 
     `chosen` are values of `explorer.CONTROLS` to begin with, the rest is the course's puzzle. In the next
@@ -161,7 +161,7 @@ class DashboardWidget(Explorer):
         self.words.value += f"<div role='status' style='line-height:1.6'>{escape(said)}</div>"
 
 
-explore = DashboardWidget
+explore = Explorer
 
 
 def _button(text: str, pressed: Any) -> ipywidgets.Button:

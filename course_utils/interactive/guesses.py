@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ..units import UNITS, format_bytes, percent
 from .failed_cells import running_shell
-from .keeping import remember, remembered
+from .learner_folder import remember, remembered
 from .ledgers import show
 
 FOLD = (

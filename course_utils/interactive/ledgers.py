@@ -7,7 +7,7 @@ from typing import Any
 from ..breakdown import KINDS
 from ..pace import running_shell
 from ..units import UNITS, Table, format_bytes, format_signed
-from .saved import Saved
+from .saved_tensors import Saved
 
 Rows = Mapping[str, int] | Sequence[Saved]
 

@@ -23,7 +23,7 @@ from ..pace import running_shell
 if TYPE_CHECKING:
     import torch
 
-    from ..measuring.holdings import Holdings
+    from ..measuring.held_bytes import Holdings
 
 EVERY = 0.05  # seconds between two readings
 DRAW_EVERY = 0.25  # seconds between two pictures, which take the interpreter's lock from the loop for longer
@@ -286,7 +286,7 @@ def live_meter(
     if not isinstance(model, torch.nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
         got = " and ".join(type(one).__name__ for one in (model, optimizer))
         raise ValueError(f"model and optimizer go together, as live_meter(model, optimizer): got {got}")
-    from ..measuring.holdings import Holdings
+    from ..measuring.held_bytes import Holdings
 
     return meter.follow(Holdings(model, [optimizer]))
 

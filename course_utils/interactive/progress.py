@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ..units import Table
 from .course_files import CORE, LESSONS, ROOT, numbered, old_numbers, text_of
-from .keeping import remember, remembered
+from .learner_folder import remember, remembered
 
 HEADING = re.compile(r"^## (\d+) · (.+)$", re.MULTILINE)
 TITLE = re.compile(r"^# \w+ (\d\d) · (.+)$", re.MULTILINE)

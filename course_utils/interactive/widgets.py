@@ -1,4 +1,4 @@
-"""Sliders for lessons: the Explorer of training runs, and the bytes of one tensor.
+"""Sliders for lessons: those of a training run, and the bytes of one tensor.
 
 Only notebooks import this. Pictures are strings set into an HTML widget: unlike `interact` and `Output`, that
 leaves stored outputs as they were.
@@ -28,14 +28,14 @@ STYLE = {"description_width": "104px"}
 LAYOUT = {"width": "auto"}
 
 
-def explorer(model: str = "gpt2-xl", *, gpu: str = "V100-32GB", **choices: Any) -> "Explorer":
+def run_sliders(model: str = "gpt2-xl", *, gpu: str = "V100-32GB", **choices: Any) -> "RunSliders":
     """Controls for a training run, and a picture of its estimated memory with a GPU's capacity.
 
     `choices` are those of a `TrainingRun` to begin with, and raise its ValueErrors; `.run` is what has been
     chosen.
     """
     first: dict[str, Any] = {"micro_batch": 32} | choices
-    return Explorer(TrainingRun(model, **first), gpu)
+    return RunSliders(TrainingRun(model, **first), gpu)
 
 
 def read(name: str) -> str:
@@ -47,7 +47,7 @@ def wide_button(text: str, look: str) -> ipywidgets.Button:
     return ipywidgets.Button(description=text, layout={"width": "auto", "height": "auto"}).add_class(look)
 
 
-class Explorable(ipywidgets.VBox):
+class SliderBox(ipywidgets.VBox):
     """Controls above a picture, drawn by a subclass's `redraw`.
 
     Inherits because only a widget can be shown as one.
@@ -100,14 +100,14 @@ class Explorable(ipywidgets.VBox):
         return {**stored, **bundle, "text/plain": self.invitation}
 
 
-class Explorer(Explorable):
+class RunSliders(SliderBox):
     """Choices of a training run as controls, and its estimate in a picture.
 
     `names` are the controls to offer, of `explorer.CONTROLS` or of `own`: a lesson's own widgets by choice of
     a `TrainingRun`. `.run` and `.gpu` are what has been chosen, `.breakdown` is the estimate at the peak.
     """
 
-    invitation = "Explorer of training runs: run this cell to use its sliders."
+    invitation = "Sliders for a training run: run this cell to use them."
     names: tuple[str, ...] = (
         "model", "gpu", "micro_batch", "accumulation_steps", "seq_len", "optimizer", "precision", "attention",
         "recompute",
@@ -175,7 +175,7 @@ def code_html(run: TrainingRun) -> str:
     return f"<br><code style='user-select:all'>{escape(run.code())}</code>"
 
 
-class TensorSlider(Explorable):
+class TensorSlider(SliderBox):
     """Controls for one tensor, and its `.bytes` next to 1 GB and 1 GiB. ValueError for impossible shapes."""
 
     invitation = "Sliders for the bytes of one tensor: run this cell to use them."

@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..errors import StepError
+from .call_site import calling_place, described
+from .cuda_answers import check_device
 from .patches import on_this_thread
-from .places import calling_place, described
-from .questions import check_device
 from .tracker import ASK_DEVICE, has_made_of_others
 from .watching import NEW_CONSTANT, PLACEHOLDER, READ_VALUE, formatted
 

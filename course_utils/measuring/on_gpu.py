@@ -23,13 +23,13 @@ from ..estimating.workspaces import workspaces_of
 from ..pace import working
 from ..units import parse_bytes
 from . import live
+from .call_site import calling_place, described
+from .cuda_answers import answered
+from .fake_mode import ASK_DEVICE, QuickFakeMode
 from .host_values import HostValues, known_values
 from .memory import CARD, Memory
-from .own import errors_told
+from .own_step import errors_told
 from .patches import on_this_thread
-from .places import calling_place, described
-from .questions import answered
-from .quick_fake import ASK_DEVICE, QuickFakeMode
 from .scripts import replaced
 from .sharded import ShardTracker, own_streams, quick_plans, simulated_ranks
 from .simulated import CHOICES, availability, simulated_gpu

@@ -14,7 +14,7 @@ from torch.nn.modules.loss import _Loss
 from torch.optim import optimizer as all_optimizers
 from torch.utils._pytree import tree_leaves
 
-from .carrying import OwnStep
+from .copy_to_device import OwnStep
 from .optimizers import named_states_of
 from .patches import on_this_thread
 from .tracker import Tracker

@@ -26,12 +26,12 @@ from ..errors import ScriptError, SimulationUnavailable, StepError
 from ..estimating.workspaces import workspaces_of
 from ..measurement import Measurement
 from . import live
-from .bystander import NotAllowed, memory_limited, nothing_changed
+from .call_site import described, is_machinery
+from .cuda_answers import SimulatedEvent, answered, class_of_this_thread
 from .host_values import HostValues
 from .memory import CARD, Memory
 from .patches import on_this_thread
-from .places import described, is_machinery
-from .questions import SimulatedEvent, answered, class_of_this_thread
+from .script_shield import NotAllowed, memory_limited, nothing_changed
 from .script_steps import Finished, ScriptWatch
 from .simulated import availability, simulated_gpu
 from .tracebacks import chain, let_go

@@ -28,8 +28,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ..errors import SimulationUnavailable, StepError
+from .fake_mode import QuickFakeMode
 from .patches import ONE_AT_A_TIME, on_this_thread
-from .quick_fake import QuickFakeMode
 
 # of a fake mode; fallback kernels would run on a real device, with real memory
 CHOICES = {"allow_fallback_kernels": False}

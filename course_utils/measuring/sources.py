@@ -75,7 +75,7 @@ def measure(
         workspaces = workspaces_on(None if card is None else gpu(card).name)
         # an interrupt in the middle of an import would leave modules half made
         with working("getting ready"):
-            from .own import measure_own
+            from .own_step import measure_own
 
             return measure_own(
                 step,

@@ -9,7 +9,7 @@ import torch
 
 from ..networks import Transformer, chunked_loss, loss_of, network_for
 from ..run import TrainingRun
-from .holdings import Holdings
+from .held_bytes import Holdings
 from .optimizers import Named, make_codebooks, make_optimizer, named_states_of
 
 LOSS_SCALE = 2.0**12

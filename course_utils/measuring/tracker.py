@@ -31,9 +31,9 @@ from ..estimating.workspaces import Workspaces
 from ..measurement import Allocation, Mark, Timeline
 from ..pace import Work
 from ..units import round_up
+from .call_site import Place, calling_place, described
+from .fake_mode import ASK_DEVICE, device_of
 from .patches import ONE_AT_A_TIME, on_this_thread
-from .places import Place, calling_place, described
-from .quick_fake import ASK_DEVICE, device_of
 
 aten = torch.ops.aten
 

@@ -11,9 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..errors import StepError
-from .carrying import OwnStep, tensors_in
+from .call_site import calling_place, described
+from .copy_to_device import OwnStep, tensors_in
 from .patches import on_this_thread
-from .places import calling_place, described
 from .tracker import ASK_DEVICE, Tracker, has_made_of_others
 
 PLACEHOLDER = 1.0  # The value of a simulated loss.item(): finite, and safe to divide by

@@ -31,7 +31,7 @@ from ..interactive.course_files import PACKAGE
 from ..measuring import recording_file
 from ..ranks.launch import signal_name
 from ..units import MiB, aligned, format_bytes
-from . import turns
+from . import gpu_turns
 from .tasks import FACTS, STEPS, Task, recording_list, rehearsal_list
 from .verifying import names_here, verify
 
@@ -82,13 +82,13 @@ class Running:
 
     @property
     def waits(self) -> bool:
-        return not self.has_turn and self.file(turns.ASKED).exists()
+        return not self.has_turn and self.file(gpu_turns.ASKED).exists()
 
     def give_turn(self, shared: bool) -> None:
         """Let it use the GPU; its time counts from now on."""
         self.has_turn = True
         self.since = time.monotonic()
-        turns.give(self.file(turns.GIVEN), shared)
+        gpu_turns.give(self.file(gpu_turns.GIVEN), shared)
 
     def finish(self, killed: bool = False) -> TaskResult:
         """End the process if it has not ended, and read what it has written."""
@@ -204,7 +204,7 @@ def work_command(rehearse: bool, as_card: str = "") -> Command:
 
     def command(task: Task, results: Path, seconds: float) -> list[str]:
         options = ["--task", task.name, "--results", str(results), "--seconds", f"{seconds:.1f}"]
-        return [sys.executable, "-m", "course_utils.recording.work", *options, *more]
+        return [sys.executable, "-m", "course_utils.recording.one_task", *options, *more]
 
     return command
 
@@ -231,7 +231,7 @@ def begin(command: Command, task: Task, seconds: float, takes_turns: bool = Fals
         paths.append(os.environ["PYTHONPATH"])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **task.environment}
     if takes_turns:
-        environment[turns.VARIABLE] = str(place / turns.GIVEN)
+        environment[gpu_turns.VARIABLE] = str(place / gpu_turns.GIVEN)
     line = command(task, place / "parts.jsonl", seconds)
     if sys.platform == "linux":  # then nothing that the command starts outlives it, or this process
         line = [sys.executable, "-I", "-S", str(GUARD), str(os.getpid()), *line]

@@ -19,8 +19,8 @@ from ..models import PRESETS
 from ..planning.twin import fits, unsupported
 from ..run import TrainingRun
 from ..units import GB, MB
-from .published import STEPS as PUBLISHED_STEPS
-from .published import TEN, Row, published_rows
+from .published_steps import STEPS as PUBLISHED_STEPS
+from .published_steps import TEN, Row, published_rows
 
 FACTS = "facts"  # The task before all others: it names the device, and fails unless torch can use it
 STEPS = 2  # Steps of the passes whose memory is recorded; the first has no optimizer states yet

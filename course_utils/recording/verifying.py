@@ -16,7 +16,7 @@ from typing import Any
 from ..measuring.recorded import read_recording
 from ..measuring.recording_file import MEASURED, SETTLED, STATUSES, Line, parse_lines
 from ..units import MB
-from .histories import ACTIONS, unpacked
+from .allocation_history import ACTIONS, unpacked
 from .tasks import recording_list
 
 MOST_FILE = 20 * MB

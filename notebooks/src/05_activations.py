@@ -264,7 +264,7 @@ print(f"hooks: {by_hooks:,} bytes; memory_allocated() grew by {grown:,}")
 # `saved_by` does this for any layer, and names the operation whose backward needs the tensor:
 
 # %%
-from course_utils.interactive.saved import saved_by
+from course_utils.interactive.saved_tensors import saved_by
 
 for item in saved_by(Block(h, a, eager), (b, s, h), dtype="bf16", device="gpu"):
     in_units = item.bytes / (s * b * h)

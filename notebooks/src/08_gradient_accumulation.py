@@ -518,9 +518,9 @@ for card in ("RTX5090-32GB", "RTX3090-24GB", "RTX4090-24GB", "L4-24GB"):
 # less, because the states remain. What is the smallest card for 32 sequences per step? Cut as you like:
 
 # %%
-from course_utils.interactive.widgets import explorer
+from course_utils.interactive.widgets import run_sliders
 
-explorer(
+run_sliders(
     "gpt2-xl",
     gpu="RTX5090-32GB",
     micro_batch=4,

@@ -70,9 +70,9 @@ theta_paths(fit, paths, title)
 # Change the last path to `size=1`. Which rate does a step on every single point need? The same walk with sliders:
 
 # %%
-from course_utils.lessons.accumulation.widget import theta_explorer
+from course_utils.lessons.accumulation.widget import theta_sliders
 
-theta_explorer(size=4, group=1)
+theta_sliders(size=4, group=1)
 
 # %% [markdown]
 # <details><summary>An answer</summary>
@@ -328,7 +328,7 @@ for B in (1, 4, 16, 64):  # change this
 predict("09.goyal", unit="%")
 
 # %%
-from course_utils.lessons.accumulation.published_batches import GOYAL, published
+from course_utils.lessons.accumulation.large_batch_results import GOYAL, published
 
 for row in GOYAL:
     print(f"batch {row.batch:5,}, rate {row.rate:8s} error {row.error:.2f} % ± {row.spread:.2f}")

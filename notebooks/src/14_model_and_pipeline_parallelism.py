@@ -579,7 +579,7 @@ reveal("11.tensor", activation_bytes(gpt3) / with_8, unit="times")
 predict("14.plan", unit="%")
 
 # %%
-from course_utils.lessons.pipelines.plans import Cluster, cheapest
+from course_utils.lessons.pipelines.cluster_plans import Cluster, cheapest
 
 waits_for("14.plan")
 llama = TrainingRun(

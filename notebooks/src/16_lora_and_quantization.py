@@ -1003,9 +1003,9 @@ reveal("16.beside", part["NF4"], unit="%")
 # Which is the largest Llama that you can fine-tune on an RTX 4090 in 16 bits? In 4?
 
 # %%
-from course_utils.lessons.lora.widget import lora_explorer
+from course_utils.lessons.lora.widget import lora_sliders
 
-lora_explorer(
+lora_sliders(
     "llama3-8b",
     micro_batch=1,
     seq_len=1024,

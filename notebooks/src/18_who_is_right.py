@@ -367,7 +367,7 @@ for model, run in runs.items():
 # %%
 from statistics import median
 
-from course_utils.benchmark.published import answered_rows, percent
+from course_utils.benchmark.published_tables import answered_rows, percent
 
 certain = [row for row in answered_rows() if row.certain and row.counter == "allocated"]
 predict("18.cards", unit="%")
@@ -388,7 +388,7 @@ lines(
 )
 
 # %%
-from course_utils.benchmark.published import frozen_summary
+from course_utils.benchmark.published_tables import frozen_summary
 
 reveal("18.cards", round(median(abs(percent(row, row.said)) for row in certain), 5), unit="%")
 frozen_summary()
@@ -398,7 +398,7 @@ frozen_summary()
 # context.
 
 # %%
-from course_utils.benchmark.published import ten_rows
+from course_utils.benchmark.published_tables import ten_rows
 
 ten_rows()
 

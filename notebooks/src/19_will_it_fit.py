@@ -35,7 +35,7 @@ from course_utils.interactive.guesses import predict, reveal, waits_for
 predict("19.room", unit="GB")
 
 # %%
-from course_utils.lessons.plans.plans import catalog
+from course_utils.lessons.will_it_fit.fit_figures import catalog
 
 waits_for("19.room")
 catalog()
@@ -140,7 +140,7 @@ with on_gpu():
 predict("19.micro", unit="sequences")
 
 # %%
-from course_utils.lessons.plans.plans import plan_figure
+from course_utils.lessons.will_it_fit.fit_figures import plan_figure
 
 waits_for("19.micro")
 plan = fit("gpt2-xl", "RTX5090-32GB", global_batch=32, seq_len=1024)
@@ -153,7 +153,7 @@ plan_figure(plan, title)
 # free, then what saves most per second lost, last what only saves time.
 
 # %%
-from course_utils.lessons.plans.plans import path_table
+from course_utils.lessons.will_it_fit.fit_figures import path_table
 
 waits_for("19.micro")
 path_table(plan)
@@ -272,7 +272,7 @@ predict("19.peak")
 # Locked? Then run it, on your GPU if it is large enough, else simulated.
 
 # %%
-from course_utils.lessons.plans.plans import grade
+from course_utils.lessons.will_it_fit.fit_figures import grade
 from course_utils.figures import timeline
 
 waits_for("19.peak")
@@ -500,7 +500,7 @@ path_table(found[fits[-1]])
 # %%
 import textwrap
 
-from course_utils.lessons.plans.detective import case
+from course_utils.lessons.will_it_fit.detective import case
 
 first = case(1)
 print(textwrap.fill(f"{first.told} {first.message}", 110))
@@ -527,7 +527,7 @@ print(f"{request} = 4 bytes · {tokens:,} tokens · {seen.vocab:,} vocabulary en
 # Choose a case and name the cause. Four of the six messages mention fragmentation. How many are right?
 
 # %%
-from course_utils.lessons.plans.widget import detective
+from course_utils.lessons.will_it_fit.widget import detective
 
 detective()
 

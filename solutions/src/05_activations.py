@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 from course_utils.lessons.activations import checks as check
 from course_utils.lessons.shared.judging import forward_backward
-from course_utils.interactive.saved import saved_by
+from course_utils.interactive.saved_tensors import saved_by
 
 # %% [markdown]
 # ## 1 · Operations never seen before

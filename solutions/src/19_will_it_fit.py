@@ -28,8 +28,8 @@ from torch.utils.checkpoint import checkpoint
 
 from course_utils import TrainingRun, estimate, fit, format_bytes, gpu, measure, on_gpu
 from course_utils.estimating.step_time import lost_seconds, step_seconds
-from course_utils.lessons.plans import checks as check
-from course_utils.lessons.plans.detective import case
+from course_utils.lessons.will_it_fit import checks as check
+from course_utils.lessons.will_it_fit.detective import case
 from course_utils.planning.twin import SAFETY
 
 # %% [markdown]

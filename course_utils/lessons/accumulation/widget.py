@@ -6,7 +6,7 @@ from itertools import takewhile
 
 from ...figures.canvas import Figure
 from ...interactive.feedback import divisors
-from ...interactive.widgets import Explorable, slider
+from ...interactive.widgets import SliderBox, slider
 from .figures import theta_paths
 from .micro_batches import POINTS, START, LineFit, Point, path
 
@@ -14,7 +14,7 @@ RATES = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5)
 FAR = 2.0  # a path ends in the picture where it is this many times as far from the minimum as it began
 
 
-class ThetaExplorer(Explorable):
+class ThetaSliders(SliderBox):
     """Controls for a path of θ: points per micro-batch, micro-batches per step, learning rate, passes.
 
     In the next cell, `.path` is what has been chosen.
@@ -55,4 +55,4 @@ class ThetaExplorer(Explorable):
         return list(takewhile(lambda point: math.dist(point, self.fit.best()) < limit, walked))
 
 
-theta_explorer = ThetaExplorer
+theta_sliders = ThetaSliders

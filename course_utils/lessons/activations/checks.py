@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ... import SimulationUnavailable, StepError
 from ...interactive.feedback import call, entries, exercise, expect, of_kind
-from ...interactive.saved import saved_by
+from ...interactive.saved_tensors import saved_by
 from ...measuring.on_gpu import on_new_gpu
 from ..shared.judging import counted, forward_backward, same, seeded
 

@@ -9,7 +9,7 @@ from ... import GPUS, PRESETS, TrainingRun, estimate, format_bytes
 from ... import gpu as known_gpu
 from ...figures.canvas import Figure
 from ...gpus import Gpu
-from ...interactive.widgets import LAYOUT, STYLE, Explorable, dropdown, slider
+from ...interactive.widgets import LAYOUT, STYLE, SliderBox, dropdown, slider
 from ...planning.twin import fit_words
 from .heat_map import BATCHES, SEQUENCES, heat_map, kept_bytes
 
@@ -17,7 +17,7 @@ from .heat_map import BATCHES, SEQUENCES, heat_map, kept_bytes
 MODELS = ("gpt2", "tinyllama-1.1b", "llama3.2-1b", "gpt2-xl", "llama3.2-3b", "llama3-8b")
 
 
-class ActivationMap(Explorable):
+class ActivationMap(SliderBox):
     """Sliders for model, GPU and a cell of the map, choices for kernel and recipe, and their heat map.
 
     `choices` are the first ones of a `TrainingRun`; in the next cell, `.run` is what you chose. Raises

@@ -91,7 +91,7 @@ def kept_bytes(optimizer: Any) -> int:
 def kept_tensors(optimizer: Any) -> list[torch.Tensor]:
     """Return the tensors that an optimizer keeps apart from parameters and gradients, one per storage."""
     # here, because it needs all of torch, of which the website's walks have a part
-    from ...measuring.carrying import tensors_in
+    from ...measuring.copy_to_device import tensors_in
 
     found = list(tensors_in(vars(optimizer), set()))
     gradients = [tensor.grad for tensor in found if tensor.is_leaf and tensor.grad is not None]

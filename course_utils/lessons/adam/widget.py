@@ -3,7 +3,7 @@
 from html import escape
 
 from ...figures.canvas import Figure
-from ...interactive.widgets import Explorable, dropdown, slider
+from ...interactive.widgets import SliderBox, dropdown, slider
 from .by_hand import RULES, Point, Valley, trajectory
 from .figures import outcome, walks
 
@@ -18,7 +18,7 @@ LINES = {
 }
 
 
-class Walker(Explorable):
+class Walker(SliderBox):
     """Controls for a walk down the valley, and its picture. Raises ValueError like `trajectory`."""
 
     invitation = "Sliders for a walk down the valley: run this cell to use them."

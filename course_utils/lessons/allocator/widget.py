@@ -8,7 +8,7 @@ import ipywidgets
 
 from ...allocator.replay import Replay, replay
 from ...figures.canvas import Figure
-from ...interactive.widgets import LAYOUT, STYLE, Explorable, dropdown
+from ...interactive.widgets import LAYOUT, STYLE, SliderBox, dropdown
 from ...units import MiB
 from .figures import segments_figure
 from .traces import RULES, reasons, trace_of
@@ -17,7 +17,7 @@ CAPACITIES = {"no limit": None} | {f"{size} MiB": size * MiB for size in (24, 40
 SEGMENTS = {"segments of a fixed size": False, "expandable segments": True}
 
 
-class AllocatorPlayer(Explorable):
+class AllocatorPlayer(SliderBox):
     """Go through `trace` ("a=4 b=512K -a": MiB, KiB, free) event by event, or type another.
 
     Begins at `event`, at the last where it is None. In the next cell, `.replayed` is the replay of what has

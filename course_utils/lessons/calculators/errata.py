@@ -20,8 +20,8 @@ from ...estimating.step_time import recomputed_flops
 from ...interactive.course_files import ROOT, number_of, numbered
 from ...models import PRESETS, parameter_count
 from ...units import GB, MiB, each, format_bytes, html_table, percent
-from ..accumulation.published_batches import GOYAL, GOYAL_CAPTION, RAMP, batch_at
-from ..accumulation.published_batches import published as goyal
+from ..accumulation.large_batch_results import GOYAL, GOYAL_CAPTION, RAMP, batch_at
+from ..accumulation.large_batch_results import published as goyal
 from ..parameters.counting import GPT2_PAPER
 from .calculators import states_of
 

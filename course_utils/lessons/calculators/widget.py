@@ -7,13 +7,13 @@ import ipywidgets
 
 from ...figures import signed_percent
 from ...figures.canvas import Figure
-from ...interactive.widgets import Explorable, dropdown
+from ...interactive.widgets import SliderBox, dropdown
 from ...run import TrainingRun
 from .calculators import CALCULATORS, TERMS, Truth, add_back, calculator, gaps
 from .figures import corrected
 
 
-class Mender(Explorable):
+class Mender(SliderBox):
     """Controls for a calculator, a model and the closed list of terms, and the answer that they make.
 
     `cases` maps a model's name to its run and its step's peak. In the next cell, `.terms` is what has been

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import ipywidgets
 
 from ...figures.canvas import Figure
-from ...interactive.widgets import LAYOUT, STYLE, Explorable
+from ...interactive.widgets import LAYOUT, STYLE, SliderBox
 from .figures import ring_figure
 
 
-class RingPlayer(Explorable):
+class RingPlayer(SliderBox):
     """The parts of each rank after each step of a ring, from `step` on. ValueError for an unrecorded step."""
 
     invitation = "A ring to step through: run this cell to play it."

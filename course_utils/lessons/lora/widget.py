@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from ...interactive.widgets import Explorer, dropdown, slider
+from ...interactive.widgets import RunSliders, dropdown, slider
 from ...run import TrainingRun
 
 TARGETS = {"attention": ("attention",), "attention and MLP": ("attention", "mlp")}
 FROZEN = {"as trained": None, "16 bits": 16, "8 bits": 8, "4 bits (NF4)": 4}
 
 
-class LoraExplorer(Explorer):
+class LoraSliders(RunSliders):
     """Controls for rank, targets, bits of the frozen weights and other choices; the estimate next to a GPU.
 
     `choices` are a `TrainingRun`'s, and refused like its; `.run` is what has been chosen.
@@ -39,4 +39,4 @@ class LoraExplorer(Explorer):
         super().__init__(run, gpu, own)
 
 
-lora_explorer = LoraExplorer
+lora_sliders = LoraSliders

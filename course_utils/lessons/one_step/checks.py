@@ -27,7 +27,7 @@ from ...interactive.feedback import (
     of_kind,
     recognized,
 )
-from ...interactive.saved import saved_by
+from ...interactive.saved_tensors import saved_by
 from ...measuring.tracker import Tracker
 from ...units import GB
 from ..shared.judging import same, seeded

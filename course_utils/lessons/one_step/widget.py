@@ -8,13 +8,13 @@ from ... import TrainingRun, estimate, format_bytes
 from ...figures import stack
 from ...figures.axes import words
 from ...figures.canvas import Figure
-from ...interactive.widgets import LAYOUT, STYLE, Explorer
+from ...interactive.widgets import LAYOUT, STYLE, RunSliders
 
 MOST = 96
 CARD = "RTX5090-32GB"
 
 
-class LayerSlider(Explorer):
+class LayerSlider(RunSliders):
     """Controls for layers, recomputation and attention, and the peak of a step with one more layer.
 
     In the next cell, `.more` is what the layer adds. ValueError for a run with more layers than the slider

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 from ... import TransformerConfig, format_bytes
 from ...figures.canvas import Figure
-from ...interactive.widgets import Explorable, dropdown, slider
+from ...interactive.widgets import SliderBox, dropdown, slider
 from ...model_files import model_config
 from .counting import parts_of
 from .figures import percent, shares, spelled
@@ -35,7 +35,7 @@ HEADS = (1, 2, 4, 8, 12, 16, 20, 24, 25, 28, 32, 40, 48, 64, 96, 128)
 MLP_WIDTHS = ("8/3", "2.75", "3", "3.5", "4", "5.5")
 
 
-class ModelBuilder(Explorable):
+class ModelBuilder(SliderBox):
     """Controls for the sizes of a transformer, and a picture of its parameters; `.model` is what was built.
 
     It begins with a preset; ValueError for one that is not known.

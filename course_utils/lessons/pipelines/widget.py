@@ -5,12 +5,12 @@ from functools import partial
 import ipywidgets
 
 from ...figures.canvas import Figure, number
-from ...interactive.widgets import LAYOUT, STYLE, Explorable, dropdown
+from ...interactive.widgets import LAYOUT, STYLE, SliderBox, dropdown
 from .figures import pipeline_figure
 from .schedules import SCHEDULES, Pipeline, bubble, simulate
 
 
-class PipelinePlayer(Explorable):
+class PipelinePlayer(SliderBox):
     """A batch on its way through a pipeline, with controls; afterwards `.pipeline` is what was chosen."""
 
     invitation = "A pipeline to drive: run this cell to use its sliders."

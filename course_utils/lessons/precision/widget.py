@@ -9,11 +9,11 @@ import ipywidgets
 
 from ...figures.axes import stop
 from ...figures.canvas import INK, MARGIN, QUIET, Canvas, Figure, reflowing, wrap
-from ...interactive.widgets import LAYOUT, STYLE, Explorable, dropdown
+from ...interactive.widgets import LAYOUT, STYLE, SliderBox, dropdown
 from .number_formats import FORMATS, NumberFormat, decode, draw_bits, encode, field_color, rounded, spelled
 
 
-class BitFlipper(Explorable):
+class BitFlipper(SliderBox):
     """Buttons for the bits of one number, a field for its value, and formats that round it again."""
 
     invitation = "Bits to flip: run this cell to use them."

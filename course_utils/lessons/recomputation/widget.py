@@ -7,7 +7,7 @@ import ipywidgets
 
 from ...errors import check_known
 from ...figures.canvas import Figure
-from ...interactive.widgets import LAYOUT, STYLE, Explorable, dropdown
+from ...interactive.widgets import LAYOUT, STYLE, SliderBox, dropdown
 from .figures import schedule_figure
 from .schedules import Schedule, keep_all, keep_every, keep_none, several
 
@@ -17,7 +17,7 @@ SCHEDULES = (*KEEP, EVERY)
 MOST = 24  # nodes that can be distinguished in the picture
 
 
-class SchedulePlayer(Explorable):
+class SchedulePlayer(SliderBox):
     """A chain under one of the three schedules, tick by tick, with controls for n and k.
 
     Begins at `tick`, or at the last. In the next cell, `.schedule` is what has been chosen. Raises ValueError

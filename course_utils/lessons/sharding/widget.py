@@ -7,12 +7,12 @@ from ...figures import stack
 from ...figures.axes import segments_of
 from ...figures.canvas import Figure, number
 from ...figures.runs import told_name
-from ...interactive.widgets import Explorer, code_html, verdict_html
+from ...interactive.widgets import RunSliders, code_html, verdict_html
 from ...model_files import model_config
 from .zero import formula
 
 
-class ShardSliders(Explorer):
+class ShardSliders(RunSliders):
     """Controls for ranks, stage, model, GPU and micro-batch, and a picture of what one rank needs.
 
     `choices` are those of a `TrainingRun` to begin with. In the next cell, `.run` and `.gpu` are what has

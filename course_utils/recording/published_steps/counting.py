@@ -1,6 +1,7 @@
 """Published steps on the GPU that is here: runs that other people's cards have counted, counted by this one.
 
-The steps are those of tests/published, in plain torch; the simulation says first what this card would count.
+The steps are those of tests/published_models, in plain torch; the simulation says first what this card
+would count.
 """
 
 from collections.abc import Callable

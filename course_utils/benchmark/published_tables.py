@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..recording.published import COUNTERS, TEN, Row, Said, answered_rows, percent, published_rows, say
+from ..recording.published_steps import COUNTERS, TEN, Row, Said, answered_rows, percent, published_rows, say
 from ..units import format_bytes
 from .tables import BIAS_HEADINGS, Cell, Table, bias_of
 

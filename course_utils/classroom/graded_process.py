@@ -1,7 +1,8 @@
-"""Keep one notebook that is graded: start its worker, behind walls if there are any, and end all it started.
+"""Keep one notebook that is graded: start its worker, in a sandbox if there is one, and end all it started.
 
-Run as `python -m course_utils.classroom.keeper`, with the task on stdin. Prints why the notebook did not end
-by itself and well, or nothing. The worker's results go to stderr, which is a file of the grader's.
+Run as `python -m course_utils.classroom.graded_process`, with the task on stdin. Prints why the notebook
+did not end by itself and well, or nothing. The worker's results go to stderr, which is a file of the
+grader's.
 """
 
 import json
@@ -73,7 +74,7 @@ def _prepare(home: Path, limits: Limits, shown: list[str], hidden: list[Path]) -
     """Raise walls, if something is to be shown behind them; always become the parent of orphans (Linux)."""
     import resource
 
-    from .walls import SET_DUMPABLE, enter
+    from .sandbox import SET_DUMPABLE, enter
 
     # who is short of memory ends a notebook, not the grader
     Path("/proc/self/oom_score_adj").write_text("1000")
@@ -87,7 +88,7 @@ def _prepare(home: Path, limits: Limits, shown: list[str], hidden: list[Path]) -
 def _keep(home: Path, limits: Limits, is_walled: bool) -> str:
     """Run the worker to its end; returns why it was ended, or ended badly, or ""."""
     worker = subprocess.Popen(
-        [sys.executable, "-m", "course_utils.classroom.worker"],
+        [sys.executable, "-m", "course_utils.classroom.grading_worker"],
         cwd=home / "work",
         stdin=0,
         stdout=2,

@@ -16,9 +16,9 @@ import torch
 import torch._subclasses.fake_tensor as fake_tensor
 
 from ..errors import StepError
+from .call_site import calling_place, described
 from .memory import CARD, Memory
 from .patches import on_this_thread
-from .places import calling_place, described
 
 INSTEAD = "Leave this out of the step, or measure it with source='live' on a GPU"
 

@@ -84,7 +84,7 @@ def carried_over(event: dict[str, Any]) -> dict[str, Any]:
     if event.get("numbering", 1) == NUMBERING:
         return event
     exercises_and_guesses = ("passed", "guess", "answered", "forgotten")
-    read = {name: _renumbered(event[name]) for name in exercises_and_guesses if name in event}
+    read: dict[str, Any] = {name: _renumbered(event[name]) for name in exercises_and_guesses if name in event}
     if "quiz" in event:
         read["quiz"] = int(RENUMBERED.get(f"{event['quiz']:02d}", event["quiz"]))
     return {**event, **read}

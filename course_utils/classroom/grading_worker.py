@@ -1,4 +1,4 @@
-"""Run one notebook that is graded: `keeper` starts this, with the task on stdin and results going to stdout.
+"""Run one notebook that is graded: `graded_process` starts this, task on stdin, results on stdout.
 
 The learner's cells run one after another as in a notebook. Each check cell is the course's own, not the
 learner's copy of it, with the functions of the checks put back to what they were before the learner's code
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-from .keeper import NOT_FENCED
+from .graded_process import NOT_FENCED
 
 LONGEST_MESSAGE = 300
 
@@ -25,7 +25,7 @@ def main() -> int:
     """Run the task on stdin, and write the outcome of each check, after each of them, to what was stdout."""
     task = json.load(sys.stdin)
     if task["kind"] == "fence":
-        from .walls import enclose
+        from .sandbox import enclose
 
         try:
             enclose(map(Path, task["shown"]), Path(task["home"]))

@@ -12,7 +12,7 @@ from course_utils import TrainingRun
 from course_utils.figures.meters import Reading
 from course_utils.interactive.meter import Meter
 from course_utils.measuring.counting import Unwatched
-from course_utils.measuring.holdings import Holdings
+from course_utils.measuring.held_bytes import Holdings
 from course_utils.measuring.step import Training
 from course_utils.measuring.tracker import Tracker
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 from unicodedata import category
 
-from ..interactive.keeping import write_whole
+from ..interactive.learner_folder import write_whole
 from ..units import html_table
 
 STATES = {

@@ -25,9 +25,9 @@ from ..pace import working
 from ..planning.twin import SAFETY
 from ..units import format_bytes
 from . import live
-from .carrying import OwnStep, carried_over, checked
+from .copy_to_device import OwnStep, carried_over, checked
+from .cuda_answers import answered
 from .memory import Memory
-from .questions import answered
 from .simulated import availability, simulated_gpu
 from .tracebacks import let_go
 from .tracing import SEED, measurement_of, own_random_numbers, provenance_of

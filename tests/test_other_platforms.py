@@ -15,7 +15,7 @@ import nbformat
 import pytest
 from needs import need
 
-from course_utils.classroom import elsewhere
+from course_utils.classroom import other_platforms
 from course_utils.classroom.grading import check_cells
 from course_utils.cli.main import COMMANDS, main
 from course_utils.interactive.course_files import ROOT, numbered
@@ -33,7 +33,7 @@ def nbgrader_marks(notebook: dict[str, Any], kind: str) -> list[dict[str, Any]]:
 
 
 def test_nbgrader_gets_every_exercise_with_its_marks_and_no_explanations(tmp_path):
-    written = elsewhere.nbgrader_source(tmp_path / "course")
+    written = other_platforms.nbgrader_source(tmp_path / "course")
     exercises = sorted((ROOT / "exercises").glob("*.ipynb"))
     assert [path.name for path in written] == [path.name for path in exercises]
     for path in written:
@@ -54,8 +54,8 @@ def test_nbgrader_gets_every_exercise_with_its_marks_and_no_explanations(tmp_pat
 
 
 def test_a_colab_copy_asks_for_a_gpu_and_fetches_the_course_first(tmp_path):
-    copies = elsewhere.colab_copies(tmp_path / "copies", REPOSITORY, "taught")
-    originals = [path for name in elsewhere.FOLDERS for path in numbered(ROOT / name)]
+    copies = other_platforms.colab_copies(tmp_path / "copies", REPOSITORY, "taught")
+    originals = [path for name in other_platforms.FOLDERS for path in numbered(ROOT / name)]
     assert [path.name for path in copies] == [path.name for path in originals]
     for path, original in zip(copies, originals, strict=True):
         notebook = read(path)
@@ -68,7 +68,7 @@ def test_a_colab_copy_asks_for_a_gpu_and_fetches_the_course_first(tmp_path):
 
 
 def test_a_first_cell_unpacks_the_course_that_was_uploaded(tmp_path, monkeypatch):
-    (copy, *_) = elsewhere.colab_copies(tmp_path / "copies", None)
+    (copy, *_) = other_platforms.colab_copies(tmp_path / "copies", None)
     first = next(cell["source"] for cell in read(copy)["cells"] if cell["cell_type"] == "code")
     lines = [line for line in first.splitlines() if not line.lstrip().startswith("!")]
     assert len(first.splitlines()) - len(lines) == 1, "only pip is a command of the shell"
@@ -92,7 +92,7 @@ def test_a_first_cell_fetches_the_course_from_its_repository_and_installs_it(tmp
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "1"], ["branch", "-m", "taught"]):
         subprocess.run([*git, *words], check=True)
     address = f"file://{tmp_path / 'there'}"
-    (copy, *_) = elsewhere.colab_copies(tmp_path / "copies", address, "taught")
+    (copy, *_) = other_platforms.colab_copies(tmp_path / "copies", address, "taught")
     cell = next(cell["source"] for cell in read(copy)["cells"] if cell["cell_type"] == "code")
     (tmp_path / "pip").write_text('#!/bin/sh\necho "$@" >> pip.txt\n')
     (tmp_path / "pip").chmod(0o755)
@@ -115,7 +115,7 @@ def test_a_first_cell_fetches_the_course_from_its_repository_and_installs_it(tmp
 @pytest.mark.parametrize("address", ["", "a; rm -rf b", "--upload-pack=x", "{x}"])
 def test_an_address_that_a_shell_would_misread_is_refused(address, tmp_path):
     with pytest.raises(ValueError, match="is not a repository's address"):
-        elsewhere.colab_copies(tmp_path / "copies", address)
+        other_platforms.colab_copies(tmp_path / "copies", address)
 
 
 @pytest.mark.parametrize("words", [["nbgrader"], ["colab", "--repository", REPOSITORY]])
@@ -170,10 +170,10 @@ def test_the_hub_pulls_the_course_for_who_logs_in(monkeypatch, tmp_path):
 
 
 def test_links_have_the_forms_that_their_places_ask_for(capsys):
-    assert elsewhere.link(FIRST, REPOSITORY, "taught", hub="https://hub.example.org/") == (
+    assert other_platforms.link(FIRST, REPOSITORY, "taught", hub="https://hub.example.org/") == (
         f"https://hub.example.org/hub/user-redirect/{PULL}notebooks%2F00_start_here.ipynb"
     )
-    assert elsewhere.link(FIRST, REPOSITORY, "a/b") == (
+    assert other_platforms.link(FIRST, REPOSITORY, "a/b") == (
         "https://mybinder.org/v2/git/https%3A%2F%2Fexample.org%2Fyou%2Fcourse.git/a%2Fb"
         "?labpath=notebooks%2F00_start_here.ipynb"
     )

@@ -1,8 +1,8 @@
 """Compare counters published for GPUs with the simulated GPU, which runs each step, rewritten in plain torch.
 
 Each line of a `.jsonl` is a published figure with its configuration and its source, and what we `said` of it,
-frozen before it was compared (tests/freeze.py). The module of the same name in tests/published has a function
-for each family of steps, which returns a `Measurement`.
+frozen before it was compared (tests/freeze.py). The module of the same name in tests/published_models has a
+function for each family of steps, which returns a `Measurement`.
 """
 
 import json
@@ -21,7 +21,7 @@ from ...measurement import Measurement
 
 HERE = Path(__file__).parent
 
-STEPS = SHIPPED / "tests" / "published"
+STEPS = SHIPPED / "tests" / "published_models"
 """The package whose modules run the steps: in the repository, as they only serve to judge."""
 
 FILES = ("single_ops", "language_models", "basics_transformer", "vision_models", "sharded_models", "low_bit")

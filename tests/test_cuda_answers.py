@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from course_utils import measure
 from course_utils.errors import StepError
+from course_utils.measuring.cuda_answers import REFUSED, OneDevice, answered, answers
 from course_utils.measuring.memory import CARD, Memory
-from course_utils.measuring.questions import REFUSED, OneDevice, answered, answers
 from course_utils.measuring.simulated import simulated_gpu
 
 
@@ -36,7 +36,7 @@ def test_what_needs_a_real_gpu_says_so_with_the_line(name):
     with asked(), pytest.raises(StepError) as caught:
         getattr(torch.cuda, name)()
     said = str(caught.value)
-    assert said.startswith("test_questions.py:")
+    assert said.startswith("test_cuda_answers.py:")
     assert f"no answer to torch.cuda.{name}(). Leave this out" in said
 
 

@@ -4,11 +4,11 @@ from html import escape
 
 from ...figures import timeline
 from ...figures.canvas import Figure
-from ...interactive.widgets import Explorable, dropdown
+from ...interactive.widgets import SliderBox, dropdown
 from .detective import CAUSES, ORDER, WORDS, Case, case
 
 
-class Detective(Explorable):
+class Detective(SliderBox):
     """The six cases, their evidence, and a list of causes to choose from; `.solved` are those got right."""
 
     invitation = "Six runs that ran out of memory: run this cell to diagnose them."

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import IO
 
 from ..interactive.course_files import IS_CLONE, PACKAGE, ROOT
-from .graded import STATES, Outcome, printable
-from .keeper import REFUSED, Limits
+from .graded_process import REFUSED, Limits
+from .grading_results import STATES, Outcome, printable
 from .release import release
 
 LATE_SECONDS = 60.0
-"""Seconds that a keeper may take after a notebook's time to end it and all that it started."""
+"""Seconds that a process may take after a notebook's time to end it and all that it started."""
 
 LARGEST_RESULTS = 1_000_000
 HIDDEN = (ROOT, PACKAGE)
@@ -130,8 +130,8 @@ def run_alone(
         }
         task.write(json.dumps(asked).encode())
         task.seek(0)
-        keeper = subprocess.Popen(
-            [sys.executable, "-m", "course_utils.classroom.keeper"],
+        process = subprocess.Popen(
+            [sys.executable, "-m", "course_utils.classroom.graded_process"],
             cwd=home,
             env=environment(home, isolation.course),
             stdin=task,
@@ -139,7 +139,7 @@ def run_alone(
             stderr=results,
             start_new_session=True,
         )
-        problem = _why_not_ended(keeper, limits)
+        problem = _why_not_ended(process, limits)
         said = printable(_text_of(report))
         lines = _text_of(results)
     try:
@@ -149,16 +149,16 @@ def run_alone(
     return _outcomes(lines), problem or said
 
 
-def _why_not_ended(keeper: "subprocess.Popen[bytes]", limits: Limits) -> str:
-    """Wait for a keeper and end it; returns why it did not end well by itself, or ""."""
+def _why_not_ended(process: "subprocess.Popen[bytes]", limits: Limits) -> str:
+    """Wait for a process and end it; returns why it did not end well by itself, or ""."""
     try:
-        code = keeper.wait(timeout=limits.clock + LATE_SECONDS)
+        code = process.wait(timeout=limits.clock + LATE_SECONDS)
     except subprocess.TimeoutExpired:
         return f"could not be ended in {LATE_SECONDS:g} s"
     finally:
-        keeper.kill()
-        keeper.wait()
-    return f"ended together with its keeper (code {code})" if code else ""
+        process.kill()
+        process.wait()
+    return f"ended together with the process that watched it (code {code})" if code else ""
 
 
 def _text_of(file: IO[bytes]) -> str:

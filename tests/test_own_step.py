@@ -21,7 +21,7 @@ from course_utils.errors import GpuOutOfMemory, StepError
 from course_utils.estimating.workspaces import installed_torch
 from course_utils.measurement import Measurement
 from course_utils.measuring.live import KernelRefused
-from course_utils.measuring.own import CELL_BY_CELL
+from course_utils.measuring.own_step import CELL_BY_CELL
 from course_utils.networks import build_network, loss_of
 from course_utils.run import TrainingRun
 from course_utils.units import MB, round_up
@@ -270,7 +270,9 @@ def test_attention_of_16_bits_is_flash_and_of_32_efficient():
 def test_explain_points_at_the_learners_own_lines():
     measured = measure(step=train_step, source="simulated", **made("convolutions"))
     lines = {row.module: row.line for row in measured.explain(1000).rows if row.kind == "activations"}
-    assert "x = self.norm(self.stem(x)).relu_()" in lines["stem"] and lines["stem"].startswith("test_own.py:")
+    assert "x = self.norm(self.stem(x)).relu_()" in lines["stem"] and lines["stem"].startswith(
+        "test_own_step.py:"
+    )
     assert "self.again(self.again(x))" in lines["again"]
 
 
@@ -520,7 +522,7 @@ def test_a_tensor_on_the_wrong_device_is_named_with_its_line(where):
     with pytest.raises(StepError) as caught:
         measure(step=step, source="simulated", **parts)
     said = str(caught.value)
-    assert said.startswith("test_own.py:")
+    assert said.startswith("test_own_step.py:")
     assert "train_step(model, optimizer, (batch[0] + shift, batch[1]))" in said
     assert "add got tensors on different devices: (8, 64) on cuda and (64,) on cpu" in said
     assert "batch=…" in said and "device=x.device" in said and "buffer" in said
@@ -799,7 +801,7 @@ def test_what_can_neither_be_simulated_nor_run_says_both(card, failure, expected
     step = failing_live(failure, lambda x: x[x > 0])
     with pytest.raises(expected, match=re.escape(words)) as caught:
         measure(step=step, **made())
-    assert "Nor can it be simulated: test_own.py:" in str(caught.value)
+    assert "Nor can it be simulated: test_own_step.py:" in str(caught.value)
     assert "has a shape but no values" in str(caught.value) and "source='simulated' tells" not in str(
         caught.value
     )

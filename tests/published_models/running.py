@@ -11,9 +11,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from course_utils.estimating.workspaces import Workspaces
 from course_utils.measurement import Measurement
-from course_utils.measuring.carrying import carried_over, checked, tensors_in
+from course_utils.measuring.copy_to_device import carried_over, checked, tensors_in
 from course_utils.measuring.devices import Cuda
-from course_utils.measuring.own import measure_own
+from course_utils.measuring.own_step import measure_own
 
 LIVE = False
 """Whether steps are run on the GPU that is here, and what it counts is returned."""

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from ..interactive.course_files import ANSWERS, NOT_SOLVED_IMPORT, ONLY_IN_SOLUTIONS, ROOT, numbered
-from ..interactive.keeping import write_whole
+from ..interactive.learner_folder import write_whole
 from .grading import check_cells
 from .release import refuse_used, release
 

@@ -30,9 +30,10 @@ from ..measuring.recorded import thinned, to_json
 from ..measuring.recording_file import AS
 from ..measuring.tracing import provenance_of, torch_release, trace_simulated
 from ..run import TrainingRun
+from .allocation_history import packed, unpacked
+from .gpu_turns import await_turn
 from .hardware import context_bytes, first_line, kernel_times, scratch_bytes, workspace_bytes
-from .histories import packed, unpacked
-from .published import counting
+from .published_steps import counting
 from .tasks import (
     FACTS,
     STEPS,
@@ -44,7 +45,6 @@ from .tasks import (
     spread,
     variants,
 )
-from .turns import await_turn
 
 OLDEST_TORCH = "2.11"
 
@@ -143,7 +143,7 @@ def perform(task: Task, device: Device, send: Send, seconds: float = 0.0) -> Non
 def run_cells(task: Task, device: Device, send: Send) -> None:
     """Part "cells": how often a kind of cell ran out of memory and left nothing behind."""
     from ..interactive.failed_cells import watch_cells
-    from .cells import little_memory, prepared_shell, run_out
+    from .out_of_memory_cells import little_memory, prepared_shell, run_out
 
     card = little_memory()
     prepared_shell(card)
