@@ -27,7 +27,7 @@ def lesson_runs() -> list[tuple[TrainingRun, int]]:
 
 
 def _runs() -> Iterator[TrainingRun]:
-    # 00, 01 with its exercises, the puzzle in others, and 14
+    # 00, 01 with its exercises, the puzzle in others, and 19
     puzzle = TrainingRun("gpt2-xl", 32, 1024, "bf16-master", "adamw-foreach", recompute="full")
     in_pieces = {"micro_batch": 4, "accumulation_steps": 8}
     one_gradient = puzzle.replace(optimizer="adamw")

@@ -398,7 +398,7 @@ def test_the_estimate_in_blocks_keeps_the_bounds_of_the_simulation(monkeypatch: 
     assert median(allocated) <= 0.3 and max(allocated) <= 1.0 and median(reserved) <= 1.0
 
 
-def test_the_driver_laid_most_segments_below_all_earlier_ones_as_lesson_13_says() -> None:
+def test_the_driver_laid_most_segments_below_all_earlier_ones_as_lesson_18_says() -> None:
     below = []
     for item in recorded.newest("history"):
         entries = unpacked(item.parts["history"]["history"])["device_traces"][0]
