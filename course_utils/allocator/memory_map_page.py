@@ -139,7 +139,7 @@ def page_data(replayed: Replay) -> dict[str, Any]:
 
 
 def _lives_of(replayed: Replay) -> tuple["_Lives", "_Lives"]:
-    """What the driver takes back as one, and the blocks, each with the events of its life."""
+    """The areas that the driver takes back as one, and the blocks, each with the events of its life."""
     playback = Playback(replayed.capacity, replayed.choices)
     allocator = playback.allocator
     events = len(replayed)

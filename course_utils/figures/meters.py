@@ -122,7 +122,7 @@ def meter_figure(
 
 
 def thinned(samples: Sequence[Reading]) -> list[Reading]:
-    """At most `MOST_POINTS` samples: the highest of each stretch, so that no peak is lost, and the last."""
+    """Samples, at most `MOST_POINTS`: the highest of each stretch, so that no peak is lost, and the last."""
     stretch = max(1, ceil((len(samples) - 1) / (MOST_POINTS - 1)))
     groups = [samples[start : start + stretch] for start in range(0, len(samples) - 1, stretch)]
     return [*(max(group, key=lambda sample: sample.allocated) for group in groups), samples[-1]]

@@ -93,7 +93,7 @@ def text_of(notebook: Path) -> str:
 
 
 def old_numbers(root: Path) -> str:
-    """What to do with a course folder from before the lessons were renumbered; "" for any other folder."""
+    """A sentence for a course folder from before the lessons were renumbered; "" for any other folder."""
     if not (root / "notebooks" / "07b_large_batches.ipynb").exists():
         return ""
     return (

@@ -251,7 +251,7 @@ def _rows(pairs: Iterable[Pair]) -> Iterator[Change]:
 
 
 def _alike(item: Allocation | None) -> tuple[Any, ...] | None:
-    """What tensors of one row share."""
+    """The values that tensors of one row share."""
     if item is None:
         return None
     return ALIKE(item), re.sub(r"\d+", "*", item.module)

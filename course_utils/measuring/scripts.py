@@ -166,7 +166,7 @@ def _sentence(error: BaseException, path: Path, failure: Failure | None) -> str:
 
 
 def _why_not(error: BaseException, operation: str) -> str | None:
-    """Why a script cannot do here what raised this error; None if it would fail anywhere."""
+    """The reason why a script cannot do here what raised this error; None if it would fail anywhere."""
     if isinstance(error, NotAllowed | StepError):
         return str(error).partition(": ")[2] or str(error)
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):

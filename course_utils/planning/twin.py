@@ -88,7 +88,7 @@ def unsupported(run: TrainingRun, capability: tuple[int, int]) -> str:
 
 
 def not_built(capability: tuple[int, int], architectures: list[str]) -> str:
-    """Why a torch built for `architectures` has no code for a GPU of this capability; "" if it has.
+    """A reason why a torch built for `architectures` has no code for a GPU of this capability, or "".
 
     `architectures` is what `torch.cuda.get_arch_list()` returns; an empty list says nothing. Machine code
     ("sm_86") executes on GPUs of its major version from its minor version on, PTX ("compute_86") on any newer

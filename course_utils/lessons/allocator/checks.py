@@ -63,7 +63,7 @@ TRAININGS: tuple[tuple[Callable[[], nn.Module], Callable[[int], torch.Tensor], t
 
 @cache
 def counted(number: int, batches: tuple[int, ...], keep: str = "") -> dict[str, dict[int, int]]:
-    """What each counter reports of one of TRAININGS, all batches in one process; `keep` is never let go."""
+    """The report of each counter on one of TRAININGS, all batches in one process; `keep` is never let go."""
     make, draw, _ = TRAININGS[number]
     found: dict[str, dict[int, int]] = defaultdict(dict)
     kept: list[Any] = []

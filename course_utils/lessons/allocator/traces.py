@@ -64,7 +64,7 @@ def reasons(replayed: Replay) -> list[str]:
 
 
 def _from_driver(calls: Sequence[DriverCall]) -> str:
-    """What the driver gave for a request, and took back for it; "" where it was not called."""
+    """The memory that the driver gave for a request, and took back for it; "" where it was not called."""
     taken = sum(call.bytes for call in calls if TAKEN[call.action] == 1)
     given_back = sum(call.bytes for call in calls if TAKEN[call.action] == -1)
     if not taken:

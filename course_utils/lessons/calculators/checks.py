@@ -176,7 +176,7 @@ class Step(NamedTuple):
 
 
 def second_step(make: Any, name: str, times: int = 1) -> Step:
-    """What the second step of a learner's model on `times` its input takes, cuBLAS's workspaces aside."""
+    """Bytes of the second step of a learner's model on `times` its input, cuBLAS's workspaces aside."""
     # Makes the workspaces, which stay.
     nn.Linear(1, 1, device="cuda")(torch.ones(1, 1, device="cuda")).backward()
     base = torch.cuda.memory_allocated()

@@ -127,7 +127,7 @@ class DryModel(nn.Linear):
 
 
 def token_gradients(backward: Any, counts: list[int]) -> dict[str, Any]:
-    """What a learner's `backward` returns on a rank with its number of tokens, and its gradient."""
+    """Return value of a learner's `backward` on a rank with its number of tokens, and its gradient."""
     rank = dist.get_rank()
     model = DistributedDataParallel(reader())
     loss = float(backward(model, *texts(rank, counts[rank])))

@@ -231,7 +231,7 @@ def packed(answer: Any) -> None:
 
 
 def _packed_and_back(answer: Any, case: torch.Tensor, block: int) -> torch.Tensor:
-    """What comes back of one case; CheckFailed unless it is finite, and held in half a byte per number."""
+    """The tensor that comes back; CheckFailed unless it is finite, and held in half a byte per number."""
     flat = "A transposed tensor has no flat view: `flatten` and `reshape` copy it."
     hints = {"view size is not compatible": flat}
     with Conversions() as seen:

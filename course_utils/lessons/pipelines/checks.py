@@ -185,7 +185,7 @@ def _expect_order(got: list[str], right: list[str], m: int) -> None:
 
 
 def _forwards_first(works: Sequence[str]) -> int:
-    """How many forwards come before the first backward."""
+    """The number of forwards before the first backward."""
     return next(place for place, work in enumerate(works) if work[0] == "B")
 
 

@@ -334,7 +334,7 @@ def _left_in_all(step: Callable[..., bool]) -> SimpleNamespace:
 
 
 def _left(step: Callable[..., bool], size: float, place: int = 0, factor: float = 1.0) -> SimpleNamespace:
-    """What a step leaves of two fp16 weights of two numbers, with true gradients `size` · (1, 2, 3, 4).
+    """The state after a step of two fp16 weights of two numbers, with true gradients `size` · (1, 2, 3, 4).
 
     The gradient at `place` is `factor` times as large.
     """

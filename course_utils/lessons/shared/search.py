@@ -126,7 +126,7 @@ def find(*words: str, root: Path = ROOT) -> Findings:
 
 
 def _hint(course: Sequence[Place], unknown: Sequence[str]) -> str:
-    """What to try instead of words that no place has."""
+    """A sentence on what to try instead of words that no place has."""
     known = dict.fromkeys(
         word for place in course for word in WORD.findall(f"{place.heading} {place.text}".lower())
     )

@@ -242,7 +242,7 @@ def fitting_step(answer: Any) -> None:
 
 
 def _fills_peak(found: Measurement, gradients_kept: bool) -> str:
-    """What a step's peak most likely consists of, and a question about it."""
+    """The likely contents of a step's peak, and a question about them."""
     logits = [one.bytes for one in found.alive_at(found.peak_event) if one.shape[-1:] == (8000,)]
     if max(logits, default=0) > 9 * MB:
         return (
