@@ -161,7 +161,7 @@ class Training:
         return self.scaler is not None and not self.simulated and self.scaler.get_scale() < LOSS_SCALE
 
     def named_states(self) -> list[tuple[str, Any]]:
-        """Tensors that optimizer and scaler keep from step to step, each once: ("exp_avg of head.weight", …)."""
+        """Tensors that optimizer and scaler keep between steps, each once: ("exp_avg of head.weight", …)."""
         own = self._optimizer_states()
         if self.scaler is not None:
             own.append(("loss scale", self.scaler._scale))
