@@ -29,7 +29,7 @@ class WrongLesson(SetupError):
 
 @dataclass(frozen=True)
 class Lesson:
-    """A new lesson: its number, "15", its name as in 20_my_lesson.py, and its title."""
+    """A new lesson: its number, "20", its name as in 20_my_lesson.py, and its title."""
 
     number: str
     name: str

@@ -434,7 +434,7 @@ def torch_with_gpu(answer, capability=(7, 5)) -> ModuleType:
     """A torch that has one T4, whose free and total bytes `answer` gives or whose refusal it raises."""
     torch: Any = ModuleType("torch")
     torch.__version__ = "2.13.0"
-    torch.version = SimpleNamespace(cuda="18.0")
+    torch.version = SimpleNamespace(cuda="13.0")
     torch.cuda = SimpleNamespace(
         is_available=lambda: True,
         device_count=lambda: 1,
@@ -466,8 +466,8 @@ def test_doctor_says_what_a_gpu_can_do_or_that_it_does_not_answer():
     ("cuda", "driver", "said"),
     [
         (None, True, "set COURSE_TORCH=cuda"),
-        ("18.0", True, "update the driver"),
-        ("18.0", False, "no NVIDIA GPU"),
+        ("13.0", True, "update the driver"),
+        ("13.0", False, "no NVIDIA GPU"),
     ],
 )
 def test_doctor_says_why_there_is_no_gpu(cuda, driver, said):

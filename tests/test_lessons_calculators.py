@@ -262,7 +262,7 @@ def test_claims_differ_and_each_has_a_lesson_and_numbers() -> None:
         "The states of an 8B model": ("128.5 GB",),
         "Activations are kept until the optimizer step": (" 0 B",),
         "400 sequences": ("409,600",),
-        "8×7": ("46.7", "16.9"),
+        "8×7": ("46.7", "12.9"),
         "23.68 % top-1 error": ("0.20", "23.60"),
         "255·255 overflows": ("65,025", f"{torch.finfo(torch.float16).max:,.0f}", "256·256"),
         "Under autocast cross_entropy": ("2 of log-softmax, 4 of",),

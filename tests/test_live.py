@@ -232,7 +232,7 @@ def test_live_that_was_asked_for_is_never_simulated(card, monkeypatch, error, ex
 
 
 def test_a_gpu_that_this_torch_was_not_built_for_is_simulated(card, monkeypatch):
-    monkeypatch.setattr(torch.version, "cuda", "18.0")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_86", "sm_90"])
     note = measure(TINY).provenance.note
     assert "built for sm_86, sm_90, and this GPU has compute capability 8.0: install a build" in note
@@ -248,7 +248,7 @@ def test_a_driver_that_fails_is_named_and_no_gpu_at_all_is_not(monkeypatch):
 
     monkeypatch.delenv("COURSE_SOURCE", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.version, "cuda", "18.0")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "init", fails)
     assert choose_source(TINY) == ("simulated", f"this GPU cannot be used: {said[0].strip()}")
     with pytest.raises(ValueError, match=r"driver on your system is too old .* choose source='simulated'"):

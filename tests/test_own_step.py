@@ -568,7 +568,7 @@ def test_what_depends_on_values_is_named_with_its_line(how):
     def step(model, optimizer, batch):
         READERS[how](model(batch[0])).sum().backward()
 
-    with pytest.raises(StepError, match=r"^test_own\.py:\d+ .*has a shape but no values") as caught:
+    with pytest.raises(StepError, match=r"^test_own_step\.py:\d+ .*has a shape but no values") as caught:
         measure(step=step, source="simulated", **made())
     assert f'"{how}": lambda x' in str(caught.value)
     assert measure(step=step, source="cpu", **made()).peak > 0

@@ -12,7 +12,7 @@ import pytest
 from course_utils.cli.main import main
 from course_utils.interactive.feedback import CheckFailed, exercise, fail
 from course_utils.interactive.guesses import lock_guess, shown_answers, stored_guesses
-from course_utils.interactive.learner_folder import RENUMBERED, remembered
+from course_utils.interactive.learner_folder import MOVED_GUESSES, RENUMBERED, remembered
 from course_utils.interactive.progress import ROOT, mark_passed, mark_quiz, passed, progress, quiz_scores
 from course_utils.interactive.quiz_form import QuizForm
 from course_utils.lessons import quiz
@@ -130,6 +130,7 @@ OLD: list[dict[str, Any]] = [
     {"guess": "07.noise", "value": 8, "unit": "sequences"},
     {"guess": "08.ring", "value": 40, "unit": "KB"},
     {"answered": "08.ring"},
+    {"guess": "09.tensor", "value": 30, "unit": "times"},
     {"guess": "12.bit", "value": 1, "unit": "%"},
     {"forgotten": "12.bit"},
 ]
@@ -151,7 +152,7 @@ def test_what_was_stored_under_the_old_numbers_counts_under_the_new_ones(home: P
     before = file.read_bytes()
     assert set(passed()) == {"06.1", "08.4", "10.2", "19.1"}
     assert quiz_scores() == {8: (5, 5), 18: (2, 4)}
-    assert stored_guesses().keys() == {"08.tokens", "09.noise", "10.ring"}
+    assert stored_guesses().keys() == {"08.tokens", "09.noise", "10.ring", "14.tensor"}
     assert stored_guesses()["10.ring"].value == 40 and shown_answers() == {"10.ring"}
     assert "cannot be read" not in str(progress()) and file.read_bytes() == before
 
@@ -168,12 +169,14 @@ def test_what_is_stored_now_is_not_renumbered_again(home: Path) -> None:
 
 def test_every_old_guess_that_a_lesson_still_asks_for_is_found(home: Path) -> None:
     """Each key of the renumbered lessons is reached from the key that it had."""
-    today = {new: old for old, new in RENUMBERED.items()} | {"09": "07"}
+    before = {new: old for old, new in RENUMBERED.items()}
+    moved = {new: old for old, new in MOVED_GUESSES.items()}
     asked = {}
     for source in sorted((ROOT / "notebooks" / "src").glob("[01]*.py")):
         number = source.name[:2]
         for key in re.findall(r'predict\("([^"]+)"', source.read_text(encoding="utf-8")):
-            asked[f"{today.get(number, number)}.{key.partition('.')[2]}"] = key
+            old = f"{before.get(number, number)}.{key.partition('.')[2]}"
+            asked[moved.get(key, old)] = key
     assert len(asked) > 60
     written(home, *({"guess": old, "value": 1, "unit": "GB"} for old in asked))
     assert stored_guesses().keys() == set(asked.values())

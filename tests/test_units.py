@@ -118,7 +118,7 @@ def test_the_total_chooses_the_unit_of_its_parts(total, size, text):
 
 # Tables
 
-ROWS = (("", "GB"), ("weights & more", "3.1"), ("total", "16.0"))
+ROWS = (("", "GB"), ("weights & more", "3.1"), ("total", "12.0"))
 
 
 def test_words_begin_in_line_and_numbers_end_in_line() -> None:

@@ -54,7 +54,7 @@ stack(runs, "YOURS: the figure's conclusion, as a sentence.", provenance="estima
 # %%
 from course_utils.lessons import quiz
 
-quiz(15)
+quiz(20)
 
 # %% [markdown]
 # ## Take home

@@ -533,7 +533,7 @@ from course_utils.estimating.megatron import activation_bytes
 
 gpt3 = TrainingRun("gpt3-175b", 1, 2048, "bf16-master", attention="eager")
 print(f"one GPU: {format_bytes(activation_bytes(gpt3), 'GB', 0)}")
-predict("11.tensor", unit="times")
+predict("14.tensor", unit="times")
 
 # %% [markdown]
 # | bytes per block, in units of s·b·h ([Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), table 2) | |
@@ -555,7 +555,7 @@ for t in (2, 4, 8, 16):
         f"each rank sends {4 * 2 * (t - 1) / t:.1f}·s·b·h numbers per block"
     )
 with_8 = activation_bytes(gpt3.replace(tensor_parallel=8))
-reveal("11.tensor", activation_bytes(gpt3) / with_8, unit="times")
+reveal("14.tensor", activation_bytes(gpt3) / with_8, unit="times")
 
 # %% [markdown]
 # The factor stays below t because the 10 is not divided. Messages differ, too: ZeRO sends weights, the same bytes for
