@@ -26,7 +26,7 @@ WIDGETS, FIRST = "playground.ipynb", "notebooks/00_start_here.ipynb"
 EXPLORER = "from course_utils.interactive.explorer_widget"
 THEMES = ("Light", "Dark")
 OUTPUTS = f"{browser.IN_FRONT} .jp-OutputArea"
-SLIDERS = ("explorer", "tensor_slider", "walker", "activation_map")
+SLIDERS = ("run_sliders", "tensor_slider", "walker", "activation_map")
 CELLS = (
     (
         "from course_utils.interactive.widgets import run_sliders, tensor_slider\n"
