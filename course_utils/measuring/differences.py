@@ -41,8 +41,7 @@ RUNGS = (
     "kind module shape dtype bytes",
     SAME,
 )
-"""How tensors of two measurements are paired: each line in turn says what has to agree, for those that are
-left.
+"""How tensors of two measurements are paired: each line says what has to agree, for those that are left.
 
 So code may move, and blocks may be added, before a tensor counts as another; then its bytes may differ, where
 module and operation agree; last of all its operation or its module may. `pattern` is the module without its

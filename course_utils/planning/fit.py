@@ -29,8 +29,7 @@ FREE = {
 """Choices that leave the training what it is: the same numbers but for rounding and the order of sums."""
 
 FSDP_POLICY = {"amp-bf16": "bf16-master", "amp-fp16": "fp16-master"}
-"""FSDP2's mixed-precision policy in place of autocast, wherever the weights are sharded (ZeRO stages 2 and
-3).
+"""FSDP2's policy in place of autocast, wherever the weights are sharded (ZeRO stages 2 and 3).
 
 Shards, sums of gradients and optimizer states are fp32 with either, so the training stays what it is but for
 rounding. The policy rounds more than autocast does: norms and the residual stream are in 16 bits, too. On

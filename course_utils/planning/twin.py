@@ -9,8 +9,7 @@ from ..run import TrainingRun
 from ..units import format_bytes
 
 SAFETY = 1.05
-"""A run counts as fitting if 1.05 times its estimate does. The reserve covers workspaces, kernels' scratch,
-rounding.
+"""A run counts as fitting if 1.05 times its estimate does. The reserve is for workspaces, scratch, rounding.
 
 It does not cover the holes between the allocator's blocks, nor CUDA's context. A run that passes can run out
 of memory.
