@@ -208,7 +208,7 @@ def test_no_lesson_has_words_of_a_skeleton() -> None:
 def test_every_skeleton_is_used() -> None:
     used = {*NEW.files().values(), "20_my_notes.txt"} - {""}
     files = {path.name for path in (ROOT / SKELETONS).iterdir() if path.is_file()}
-    assert files == {*used, "ruff.toml"}
+    assert files == {*used, ".ruff.toml"}
 
 
 def test_lessons_are_what_the_folders_say() -> None:
