@@ -18,7 +18,7 @@ def unknown(what: str, name: object, known: Iterable[str]) -> ValueError:
 
 def check_known(what: str, name: object, known: Collection[Any]) -> None:
     """Raise the ValueError of `unknown` unless `name` is among the known ones."""
-    if name not in known:
+    if name not in tuple(known):  # in a dictionary, a list would raise Python's own TypeError
         raise unknown(what, name, known)
 
 
