@@ -232,7 +232,7 @@ def test_each_lesson_names_the_claims_that_it_corrects() -> None:
         number = number_of(source)
         named = re.search(r"corrects claims? ([\d, and]+) of\W+\[what", source.read_text(encoding="utf-8"))
         here = [str(one) for one, erratum in enumerate(ERRATA, 1) if erratum.lesson == number]
-        if number == "13":  # which shows the whole list
+        if number == "18":  # which shows the whole list
             here = []
         assert re.findall(r"\d+", named[1] if named else "") == here, source.name
 

@@ -44,15 +44,15 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 LOOP = """
 import json
 from course_utils.interactive.failed_cells import watch_cells
-from course_utils.recording import cells
+from course_utils.recording import out_of_memory_cells
 from stand_in import stand_in
 from course_utils.measuring.devices import Cuda
 found = {}
 for kind, times, room in json.loads(%r):
     with stand_in(room):
-        cells.prepared_shell(Cuda())
+        out_of_memory_cells.prepared_shell(Cuda())
         watch_cells()
-        found[kind] = cells.run_out(kind, Cuda(), times)
+        found[kind] = out_of_memory_cells.run_out(kind, Cuda(), times)
 print(json.dumps(found))
 """
 
