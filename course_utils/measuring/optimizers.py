@@ -50,8 +50,8 @@ def named_states_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) 
     kept: list[tuple[str, Any]] = []
     for weight, state in optimizer.state.items():
         owner = names.get(id(weight))
-        for name, tensor in state.items():
-            kept.append((f"{name} of {owner}" if owner else str(name), tensor))
+        of_owner = f" of {owner}" if owner else ""
+        kept += [(f"{name}{of_owner}", tensor) for name, tensor in state.items()]
     if isinstance(optimizer, Adam8bit):
         kept += [("codebook", table) for table in optimizer.codebooks.tensors()]
     return kept

@@ -237,8 +237,14 @@ class Tracker(TorchDispatchMode):
             newest = self._see(tensor, func) or newest
         if newest is not None:
             self._recognize(func, args, newest)
-        if special:
-            self._end_kernel(func, args, inside)
+        # what else a special operator takes; and all that its kernel had inside is free again
+        if special and func is FLASH_BACKWARD and self.device == "cuda":
+            sizes = flash_scratch(args[1], args[2])
+            inside += [self._write_down(size, (size,), "uint8", _operation(func)) for size in sizes]
+        if special and self._workspaces and func in WITH_CUBLAS and _device(args[0]) == self.device:
+            self._give_workspaces(func, self._workspaces)
+        if inside:
+            self.events += [(-one.bytes, one) for one in inside]
         return out
 
     def _leave_out(self, storage: torch.UntypedStorage) -> None:
@@ -254,7 +260,9 @@ class Tracker(TorchDispatchMode):
             # prepare_batch_matrix_for_cublas in ATen/native/cuda/Blas.cpp
             first = 1 if func in BATCHED else 0
             copied = [one for one in args if isinstance(one, torch.Tensor) and _is_expanded(one, first)]
-        taken = [(one.nbytes, tuple(one.shape), one.dtype) for one in copied]
+        taken = []
+        if copied:  # rarely; this spares most operators the comprehension, which is a call
+            taken = [(one.nbytes, tuple(one.shape), one.dtype) for one in copied]
         if func in SCRATCH:
             taken += [(prod(shape) * dtype.itemsize, shape, dtype) for shape, dtype in SCRATCH[func](*args)]
         if func is aten.addmm.default and self._workspaces and self._workspaces.lt_each:
@@ -262,15 +270,6 @@ class Tracker(TorchDispatchMode):
         if not taken or _device(args[0]) != "cuda":
             return []
         return [self._write_down(size, shape, _name(dtype), _operation(func)) for size, shape, dtype in taken]
-
-    def _end_kernel(self, func: Any, args: Any, inside: list[Storage]) -> None:
-        """Note what else a special operator takes, and free all that its kernel had `inside`."""
-        if func is FLASH_BACKWARD and self.device == "cuda":
-            sizes = flash_scratch(args[1], args[2])
-            inside += [self._write_down(size, (size,), "uint8", _operation(func)) for size in sizes]
-        if self._workspaces and func in WITH_CUBLAS and _device(args[0]) == self.device:
-            self._give_workspaces(func, self._workspaces)
-        self.events += [(-one.bytes, one) for one in inside]
 
     def _write_down(
         self, size: int, shape: tuple[int, ...], dtype: str, operation: str, bound: str = ""
@@ -431,9 +430,8 @@ class Tracker(TorchDispatchMode):
         if source is None:
             return
         copies_weight = func is aten._to_copy.default and source.bound == "parameters"
-        in_forward = self.phase in FORWARD or self._recomputing
         # a weight stored in few bits, on its way to numbers, has no floating point
-        if copies_weight and in_forward and args[0].dtype.is_floating_point:
+        if copies_weight and args[0].dtype.is_floating_point and (self.phase in FORWARD or self._recomputing):
             newest.bound = "weight_copies"
         joining = func in INTO_A_COPY and self.phase == "backward" and not self._recomputing
         if joining and source.bytes == newest.bytes and not args[0]._is_view():
