@@ -83,7 +83,7 @@ def remembered() -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def carried_over(event: dict[str, Any]) -> dict[str, Any]:
-    """An event with today's numbers of lessons, whichever numbering it was written in.
+    """An event with today's numbers of lessons, also one that was written before them.
 
     The file stays as it is, so nothing of a learner's can be lost on the way.
     """
