@@ -68,13 +68,14 @@ def validity(notebook: NotebookNode) -> Iterator[str]:
 
 
 def ids(notebook: NotebookNode, stem: str) -> Iterator[str]:
-    """Fixed ids that count up, and no metadata but tags and what is folded."""
+    """Fixed ids that count up, and no metadata but tags, slides and what is folded."""
     numbers = [re.fullmatch(rf"{stem}-(\d\d+)", cell.get("id", "")) for cell in notebook.cells]
     positions = [int(match[1]) for match in numbers if match]
     if len(positions) != len(notebook.cells) or positions != sorted(set(positions)):
         yield f"has ids that are not {stem}-01, {stem}-02 and so on"
     for cell in notebook.cells:
-        if set(cell.metadata) - {"tags", "jupyter"} or set(cell.metadata.get("jupyter", ())) - FOLDED:
+        folded = set(cell.metadata.get("jupyter", ()))
+        if set(cell.metadata) - {"tags", "jupyter", "slideshow"} or folded - FOLDED:
             yield f"{cell.get('id')} carries metadata other than tags: {', '.join(cell.metadata)}"
 
 

@@ -16,7 +16,7 @@ from course_utils.interactive.course_files import EXERCISES_WITH, LESSONS, ROOT,
 
 EVERY_LESSON = (
     "test_checks_in_common", "test_front_door", "test_glossary", "test_instructor", "test_learning_alone",
-    "test_notebooks", "test_quizzes", "test_recipes", "test_skeletons", "test_slides", "test_syllabi",
+    "test_notebooks", "test_quizzes", "test_recipes", "test_skeletons", "test_syllabi",
 )  # fmt: skip
 """Files of tests that judge every lesson: in a case for each, or in one case."""
 

@@ -77,7 +77,7 @@ def test_what_an_old_python_reads_it_can_parse(name):
 # Commands and their words
 
 LEARN = ("lab", "doctor", "estimate", "compare", "fit", "watch", "oom", "quiz", "progress", "find")
-TEACH = ("rehearse", "release", "grade", "nbgrader", "colab", "links", "slides")
+TEACH = ("rehearse", "release", "grade", "nbgrader", "colab", "links")
 MAINTAIN = ("test", "lint", "build", "site", "record", "benchmark")
 
 
@@ -142,9 +142,7 @@ def test_unknown_command_names_the_nearest(typed, meant):
     assert_refused(course(typed, python=BARE), f"did you mean {meant!r}?", "lab, doctor, estimate")
 
 
-@pytest.mark.parametrize(
-    "command", ["doctor", "lint", "progress", "rehearse", "fit", "release", "slides", "build"]
-)
+@pytest.mark.parametrize("command", ["doctor", "lint", "progress", "rehearse", "fit", "release", "build"])
 def test_an_unknown_option_is_refused_before_anything_is_set_up(command, capsys):
     required = {"fit": ["gpt2", "--gpu", "T4-16GB", "--global-batch", "8"], "release": ["x"]}
     assert front_door.main(["progress", "--here", "please"]) == 1
@@ -189,7 +187,6 @@ def test_help_says_what_each_option_does_with_the_standard_library_alone_and_mak
 PATHS = {
     "compare": ["gpt2"],
     "grade": ["class", "--out", "out"],
-    "slides": ["05", "--out=out"],
     "build": ["--check"],
     "site": ["--out", "out"],
     "benchmark": ["--out", "out"],

@@ -191,7 +191,7 @@ def test_links_have_the_forms_that_their_places_ask_for(capsys):
 def test_commands_of_the_page_are_there():
     text = (ROOT / "docs/classroom.md").read_text(encoding="utf-8")
     named = set(re.findall(r"course_utils (\w+)", text))
-    assert {"release", "grade", "nbgrader", "colab", "links", "slides"} <= named
+    assert {"release", "grade", "nbgrader", "colab", "links"} <= named
     assert set(re.findall(r"python3 -m course_utils (\w+)", text)) <= set(COMMANDS)
     paths = re.findall(r"`((?:docs|\.binder|notebooks)/[\w./]+)`", text)
     assert all((ROOT / path).exists() for path in paths)

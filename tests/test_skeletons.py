@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from new_lesson import MARK, SKELETONS, Lesson, WrongLesson, lesson, make, marks, run, with_row
 
-from course_utils.authoring.slides import slides
 from course_utils.classroom import syllabi
 from course_utils.cli.maintain import new_lesson_options
 from course_utils.interactive.course_files import EXERCISES_WITH, LESSONS, ROOT, numbered
@@ -71,8 +70,9 @@ def test_a_new_lesson_builds_as_it_stands_and_its_checks_are_judged(tmp_path: Pa
     assert "NotSolved" in str(unsolved)
     assert "BEGIN SOLUTION" not in str(unsolved)
     assert "**Why.**" not in str(unsolved)
-    kinds = [slide.kind for slide in slides(read_notebook(root / "notebooks" / f"{NEW.stem}.ipynb"))]
-    assert {"title", "question", "answer", "gap", "figure", "table", "closing"} <= set(kinds)
+    lesson = read_notebook(root / "notebooks" / f"{NEW.stem}.ipynb")
+    kinds = {cell.metadata.slideshow.slide_type for cell in lesson.cells}
+    assert kinds == {"slide", "subslide", "notes", "skip"}
     judged = python(
         root, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/test_lesson_{NEW.number}_checks.py"
     )

@@ -60,7 +60,6 @@ TRIED = {
     "nbgrader",
     "colab",
     "links",
-    "slides",
     "record",
     "benchmark",
     "lint",
@@ -267,9 +266,6 @@ def test_commands_that_compute_work_there(full: Installed, started: Path) -> Non
 def test_commands_of_teachers_work_there(full: Installed, started: Path, tmp_path: Path) -> None:
     assert "02_adam" in full.course("links", "--repository", "https://example.org/course.git", folder=started)
     assert "14 assignments" in full.course("nbgrader", str(tmp_path / "nbgrader"), folder=started)
-    assert "05_activations.html" in full.course(
-        "slides", "05", "--out", str(tmp_path / "slides"), folder=started
-    )
     full.course("colab", str(tmp_path / "colab"), folder=started)
     names = set(zipfile.ZipFile(tmp_path / "colab" / "course.zip").namelist())
     assert {"course_utils/cli/start.py", "pyproject.toml", "exercises/02_adam.ipynb"} <= names

@@ -41,8 +41,13 @@ FOLDED_CODE = "hide-input"
 FRAME = "border-left:6px solid #0072b2;padding:2px 14px"
 """The look of what a lesson begins and ends with: JupyterLab leaves it even if a notebook is not trusted."""
 
-SLIDE_TAGS = {"question": "**Your guess", "gap": "\n**The gap", "closing": "\n**Cheat-sheet line**"}
-"""Tags of a lesson's Markdown cells that its slides are made by, and the words that give a cell the tag."""
+SLIDE_TYPES = ("slide", "subslide", "fragment", "notes", "skip")
+"""What nbconvert can make of a cell. A tag of that name in a source decides; else `slide_type` does."""
+
+SECTION = re.compile(r"^##? ", re.MULTILINE)
+SHOWN_TEXT = re.compile(r"\*\*Your guess|^\*\*The gap|^\*\*Cheat-sheet line|^\|--", re.MULTILINE)
+ONLY_LIVE = re.compile(r"^(predict|quiz|waits_for)\(.*\)\s*\Z", re.MULTILINE)
+"""Code that ends in a form to fill in, of which a slide would show nothing."""
 
 SOLUTION = re.compile(
     r"^([ \t]*)### BEGIN SOLUTION\b[ \t:]*(.*?)[ \t]*\n(?:(?!.*SOLUTION).*\n)*[ \t]*### END SOLUTION[ \t]*$",
@@ -96,6 +101,8 @@ def drafts(root: Path, source: Path) -> list[Draft]:
             if any(mark in cell.source for mark in ANSWERS):
                 where = f"it belongs in solutions/src/{origin.name}"
                 raise BuildError(f"{origin}: cell {cell.id} holds a solution marker; {where}")
+            if way:
+                cell.metadata.slideshow = NotebookNode(slide_type=slide_type(cell))
         return [Draft(root / "notebooks" / f"{source.stem}.ipynb", notebook, execute=True)]
     for cell in cells:
         cell.source = re.sub(r"^## (\d+) · ", r'<span id="exercise-\1"></span>\n\n\g<0>', cell.source)
@@ -155,9 +162,7 @@ def _read(source: Path) -> tuple[list[NotebookNode], Mapping[str, Any]]:
     """The cells of a source, ids and metadata the same on every machine, and the settings in its header."""
     notebook: Any = jupytext.read(source, fmt="py:percent")
     for position, cell in enumerate(notebook.cells, start=1):
-        is_text = cell.cell_type == "markdown" and source.parts[-3] == "notebooks"
-        added = [tag for tag, words in SLIDE_TAGS.items() if is_text and words in f"\n{cell.source}"]
-        tags = [*cell.metadata.get("tags", ()), *added]
+        tags = cell.metadata.get("tags", [])
         cell.id = f"{source.stem}-{position:02d}"
         cell.metadata = NotebookNode(tags=tags) if tags else NotebookNode()
         if FOLDED_CODE in tags:
@@ -165,6 +170,23 @@ def _read(source: Path) -> tuple[list[NotebookNode], Mapping[str, Any]]:
     if not notebook.cells:
         raise BuildError(f"{source.name}: holds no cell; begin each with a line `# %%` or `# %% [markdown]`")
     return notebook.cells, notebook.metadata.get("course", {})
+
+
+def slide_type(cell: NotebookNode) -> str:
+    """The kind of slide that nbconvert makes of a lesson's cell.
+
+    Sections begin slides. Code, guesses, gaps and the closing go below them. All other text is for the
+    speaker.
+    """
+    tags = cell.metadata.get("tags", ())
+    chosen = [kind for kind in SLIDE_TYPES if kind in tags]
+    if chosen:
+        return chosen[0]
+    if cell.cell_type == "code":
+        return "skip" if ONLY_LIVE.search(cell.source) or THIS_MACHINE in tags else "subslide"
+    if SECTION.search(cell.source):
+        return "slide"
+    return "subslide" if SHOWN_TEXT.search(cell.source) else "notes"
 
 
 def _notebook(cells: list[NotebookNode], settings: Mapping[str, Any], origin: Path) -> NotebookNode:
@@ -223,10 +245,11 @@ def differences(draft: Draft, stored: NotebookNode) -> list[str]:
     return lines
 
 
-def _editable(cell: NotebookNode) -> tuple[str, str, str, list[str]]:
+def _editable(cell: NotebookNode) -> tuple[Any, ...]:
     return (
         cell.get("id", "a cell without an id"),
         cell["cell_type"],
         cell["source"],
         cell["metadata"].get("tags", []),
+        cell["metadata"].get("slideshow", {}),
     )

@@ -68,14 +68,8 @@ def links_options(parser: ArgumentParser) -> None:
     )
 
 
-def slides_options(parser: ArgumentParser) -> None:
-    parser.add_argument("lessons", nargs="*", help="lessons by number, such as 05; without any, all lessons")
-    parser.add_argument("--out", type=Path, default=Path("slides"), help="folder for the slides")
-
-
 release = later("classroom.release")
 grade = later("classroom.grading")
-slides = later("authoring.slides")
 nbgrader = later("classroom.other_platforms", "nbgrader")
 colab = later("classroom.other_platforms", "colab")
 links = later("classroom.other_platforms", "links")
@@ -94,8 +88,5 @@ COMMANDS = {
     ),
     "links": Command(
         "print links to JupyterHub, Binder or Colab: links --repository URL", links_options, links
-    ),
-    "slides": Command(
-        "make slides with speaker notes: slides 05 --out slides", slides_options, slides, "test"
     ),
 }
