@@ -1,25 +1,24 @@
-"""Commands for learners: open the course, estimate and compare runs, take quizzes, look things up."""
+"""Commands for learners: open the course, estimate and compare runs, look things up."""
 
 import inspect
 import os
 import platform
 import sys
 import tomllib
-from argparse import REMAINDER, ArgumentParser, Namespace
-from contextlib import suppress
-from functools import partial
+from argparse import REMAINDER, ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ..gpus import GPUS
-from ..interactive.course_files import PACKAGE, ROOT, SHIPPED, old_numbers
+from ..interactive.course_files import PACKAGE, ROOT, old_numbers
 from ..models import LOGITS, PRESETS
 from ..planning import out_of_memory
 from ..run import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
 from . import start
-from .command import Command, course_environment, hand_over, is_current, no_options, refuse_outside_a_course
-from .environment import Home, SetupError, is_ready, remembered, torch_choice
+from .command import Command, course_environment, hand_over, is_current, need_a_folder
+from .environment import FOLDER, SetupError, python_in, remembered
 
 FIRST_LESSON = "/lab/tree/notebooks/00_start_here.ipynb"
 JUPYTERLAB = (
@@ -39,7 +38,24 @@ _OPTIONS_FILE = Path(__file__).with_name("run_options.toml")
 RUN_OPTIONS: dict[str, list[str]] = tomllib.loads(_OPTIONS_FILE.read_text(encoding="utf-8"))
 """Each option of a run: its value's kind, one of `KINDS`, and what it chooses. TrainingRun has defaults."""
 
-KINDS: dict[str, type] = {kind.__name__: kind for kind in (int, float, str, bool, tuple)}
+
+def _truth(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ArgumentTypeError(f"{text!r} is neither true nor false")
+    return text == "true"
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+KINDS: dict[str, Callable[[str], Any]] = {
+    "int": int,
+    "float": float,
+    "str": str,
+    "bool": _truth,
+    "tuple": _names,
+}
 KNOWN = {
     "precisions": PRECISIONS,
     "optimizers": OPTIMIZERS,
@@ -57,7 +73,7 @@ def lab_options(parser: ArgumentParser) -> None:
 
 def lab(chosen: Namespace) -> int:
     """Open JupyterLab on the first lesson: the whole course in its file browser, no pop-ups."""
-    refuse_outside_a_course("lab")
+    need_a_folder("lab")
     if old_numbers(ROOT):
         print(old_numbers(ROOT), file=sys.stderr)
     root = ["--allow-root"] if platform.system() == "Linux" and os.geteuid() == 0 else []
@@ -69,11 +85,9 @@ def lab(chosen: Namespace) -> int:
 
 def doctor(chosen: Namespace) -> int:
     """Print what this machine can do, as seen from the course's environment where there is one."""
-    home = Home(SHIPPED)
-    memory = remembered(home)
-    ready = is_ready(home, "lab", torch_choice(home.system, before=memory.get("torch", "")), memory)
-    if ready and not chosen.here and not is_current(home.python):
-        return hand_over([str(home.python), "-m", "course_utils", "doctor"], course_environment())
+    python = python_in(FOLDER)
+    if remembered().get("state") == "ready" and not chosen.here and not is_current(python):
+        return hand_over([str(python), "-m", "course_utils", "doctor", "--here"], course_environment())
     from .doctor import report
 
     print(report())
@@ -87,31 +101,13 @@ def run_options(parser: ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help=MODEL)
     parameters = inspect.signature(TrainingRun).parameters
     known = {name: ", ".join(choices) for name, choices in KNOWN.items()}
-    for name, (called, told) in RUN_OPTIONS.items():
-        kind = KINDS[called]
+    for name, (kind, told) in RUN_OPTIONS.items():
+        told = told.format(**known)
         default = parameters[name].default
-        shown = str(default).lower() if kind is bool and default is not None else default
-        value = partial(_value, kind, default is None)
+        if default not in (None, ()):
+            told += f" (default: {str(default).lower()})"
         option = f"--{name.replace('_', '-')}"
-        parser.add_argument(option, type=value, metavar="VALUE", default=shown, help=told.format(**known))
-    parser.set_defaults(examine=training_run)
-
-
-def _value(kind: type, optional: bool, text: str) -> Any:
-    """`text` as a value of that kind, or as it is where it is none.
-
-    TrainingRun says what is wrong with it better than argparse's own `type` and `choices` would: with what is
-    allowed, and the nearest name.
-    """
-    if optional and text.lower() == "none":
-        return None
-    if kind is bool:
-        return {"true": True, "false": False}.get(text.lower(), text)
-    if kind is tuple:
-        return tuple(text.split(","))
-    with suppress(ValueError):
-        return kind(text)
-    return text
+        parser.add_argument(option, type=KINDS[kind], metavar="VALUE", default=default, help=told)
 
 
 def training_run(chosen: Namespace) -> TrainingRun:
@@ -144,42 +140,35 @@ def compare(chosen: Namespace) -> int:
 def fit_options(parser: ArgumentParser) -> None:
     from ..planning.fit import MAY_CHANGE
 
-    parser.add_argument("model", metavar="MODEL", help=MODEL)
-    parser.add_argument("--gpu", metavar="GPU", required=True, help=f"required, one of {', '.join(GPUS)}")
-    parser.add_argument(
-        "--global-batch", type=int, required=True, help="required, sequences per optimizer step"
-    )
-    parser.add_argument("--seq-len", type=int, default=1024, help="tokens per sequence")
-    parser.add_argument("--world-size", type=int, default=1, help="number of such GPUs")
+    add = parser.add_argument
+    add("model", metavar="MODEL", help=MODEL)
+    add("--gpu", metavar="GPU", required=True, help=f"one of {', '.join(GPUS)} (required)")
+    add("--global-batch", type=int, required=True, help="sequences per optimizer step (required)")
+    add("--seq-len", type=int, default=1024, help="tokens per sequence (default: 1024)")
+    add("--world-size", type=int, default=1, help="number of such GPUs (default: 1)")
     changes = f"separated by commas: {', '.join(MAY_CHANGE)}; without it, nothing that changes results"
-    parser.add_argument("--may-change", default="", metavar="NAMES", help=changes)
+    add("--may-change", type=_names, default=(), metavar="NAMES", help=changes)
 
 
 def fit(chosen: Namespace) -> int:
     """Print the configuration that fits a card at the least cost in time."""
     from ..planning.fit import fit as fit_run
 
-    may_change = tuple(filter(None, chosen.may_change.split(",")))
     size = {name: getattr(chosen, name) for name in ("global_batch", "seq_len", "world_size")}
-    print(fit_run(chosen.model, chosen.gpu, may_change=may_change, **size))
+    print(fit_run(chosen.model, chosen.gpu, may_change=chosen.may_change, **size))
     return 0
 
 
 def watch_options(parser: ArgumentParser) -> None:
-    """The script, its arguments, and where to run it; what stands after the script's name is the script's."""
+    """The script, its arguments, and where to run it; what comes after the script's name is the script's."""
     parser.description = "Run a training script of yours, unchanged, for two steps on a simulated GPU."
+    add = parser.add_argument
     sources = ("simulated", "live", "auto")
-    parser.add_argument(
-        "--source", choices=sources, default="simulated", help="live: on the GPU of this machine"
-    )
-    parser.add_argument(
-        "--save", metavar="FILE", type=Path, help="save the measurement here (default: nowhere)"
-    )
-    parser.add_argument(
-        "--against", metavar="FILE", type=Path, help="a saved one to compare with (default: none)"
-    )
-    parser.add_argument("script", help="a Python file")
-    parser.add_argument("arguments", nargs=REMAINDER, help="the script's own")
+    add("--source", choices=sources, default="simulated", help="live: on the GPU of this machine")
+    add("--save", metavar="FILE", type=Path, help="save the measurement here")
+    add("--against", metavar="FILE", type=Path, help="compare with this saved measurement")
+    add("script", help="a Python file")
+    add("arguments", nargs=REMAINDER, help="the script's own")
 
 
 def watch(chosen: Namespace) -> int:
@@ -213,27 +202,6 @@ def watch(chosen: Namespace) -> int:
     os._exit(code)
 
 
-def quiz_options(parser: ArgumentParser) -> None:
-    from ..lessons import lessons
-
-    known = ", ".join(map(str, lessons()))
-    parser.add_argument(
-        "lesson", type=int, choices=lessons(), metavar="LESSON", help=f"its number: one of {known}"
-    )
-
-
-def quiz(chosen: Namespace) -> int:
-    """Ask a lesson's questions in the terminal and store the result."""
-    from ..interactive.progress import mark_quiz
-    from ..interactive.quiz import ask
-    from ..lessons import quiz as quiz_of
-
-    attempt = ask(quiz_of(chosen.lesson))
-    if attempt.finished:
-        mark_quiz(chosen.lesson, sum(attempt.first_tries), len(attempt.first_tries))
-    return 0
-
-
 def progress(_: Namespace) -> int:
     """Print which exercises and quizzes are done."""
     from ..interactive.learner_folder import progress_file
@@ -260,25 +228,18 @@ def find(chosen: Namespace) -> int:
 
 
 COMMANDS = {
-    "start": Command("copy the course out of the installed package: start FOLDER", start.options, start.run),
-    "lab": Command("open the course in JupyterLab (options go to JupyterLab)", lab_options, lab, "lab"),
-    "doctor": Command("report what this machine can do", no_options, doctor),
-    "estimate": Command(
-        "estimate a run: estimate gpt2-xl --micro-batch 32 --seq-len 1024", run_options, estimate
-    ),
-    "compare": Command(
-        "estimate, measure, show both: compare gpt2-xl --recompute full", run_options, compare, "torch"
-    ),
+    "lab": Command("open the course in JupyterLab (options go to JupyterLab)", lab, lab_options, "lab"),
+    "start": Command("copy the course out of the installed package: start FOLDER", start.run, start.options),
+    "doctor": Command("report what this machine can do", doctor),
+    "estimate": Command("estimate a run: estimate gpt2-xl --micro-batch 32", estimate, run_options),
+    "compare": Command("estimate and measure: compare gpt2 --recompute full", compare, run_options, "torch"),
     "fit": Command(
-        "make a run fit a card: fit gpt2-xl --gpu RTX5090-32GB --global-batch 32", fit_options, fit
+        "make a run fit a card: fit gpt2-xl --gpu RTX5090-32GB --global-batch 32", fit, fit_options
     ),
-    "watch": Command(
-        "watch an unchanged training script's memory: watch train.py --batch 8", watch_options, watch
-    ),
+    "watch": Command("watch an unchanged training script: watch train.py --batch 8", watch, watch_options),
     "oom": Command(
-        "explain an out-of-memory message, pasted or in a log", out_of_memory.options, out_of_memory.run
+        "explain an out-of-memory message, pasted or in a log", out_of_memory.run, out_of_memory.options
     ),
-    "quiz": Command("ask the questions of a lesson's quiz: quiz 1", quiz_options, quiz),
-    "progress": Command("show which exercises and quizzes you have done", no_options, progress),
-    "find": Command("search lessons, glossary and docs: find reserved memory", find_options, find),
+    "progress": Command("show which exercises and quizzes you have done", progress),
+    "find": Command("search lessons, glossary and docs: find reserved memory", find, find_options),
 }

@@ -7,41 +7,45 @@ import io
 import os
 import sys
 import warnings
-from argparse import SUPPRESS, Namespace
+from argparse import SUPPRESS, ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from .. import __version__
-from ..errors import GpuOutOfMemory, SimulationUnavailable, check_known
+from ..errors import GpuOutOfMemory, SimulationUnavailable, check_known, nearest
 from . import learn, maintain, teach
-from .command import Parser, WrongOption, enter
-from .environment import SetupError
+from .command import enter
+from .environment import NAME, SetupError
 
 GROUPS = {"To learn": learn.COMMANDS, "To teach": teach.COMMANDS, "To maintain": maintain.COMMANDS}
 COMMANDS = learn.COMMANDS | teach.COMMANDS | maintain.COMMANDS
-
 COURSE = "Where Did the GPU Memory Go? A course that accounts for every byte of a training step."
-SCRIPT = "where-did-the-memory-go"
-"""The console script that pyproject.toml names."""
+ABOUT_SETUP = """\
+Commands that need packages make the course's own environment in .venv first; with --here they use
+the Python that runs them. COURSE_TORCH=cpu or cuda chooses torch's build."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line (without arguments, this process's) and return its exit code.
 
-    That is 1, with one sentence on stderr, for what cannot be done.
+    That is 1, with one sentence on stderr, for what cannot be done, and 2 for what cannot be understood.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # print "?" for characters that the terminal does not have
     words = list(sys.argv[1:] if arguments is None else arguments)
-    name = words[0] if words else ""
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _print_warning
-            code = dispatch(words)
+            chosen = parse(words)
+            command = COMMANDS[chosen.command]
+            if command.purpose:
+                enter(chosen.command, command, words[1:])
+            code = command.run(chosen)
         sys.stdout.flush()
         return code
-    except SystemExit as ended:  # argparse has printed its help
+    except SystemExit as ended:  # argparse has printed its help, or what it does not understand
         return int(ended.code or 0)
     except BrokenPipeError:  # a reader such as head has seen enough; Python's own last flush would fail too
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -50,12 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\nStopped.", file=sys.stderr)
         return 130
     except (SetupError, ValueError, OSError, GpuOutOfMemory, SimulationUnavailable) as problem:
-        if name in maintain.COMMANDS and not isinstance(problem, (SetupError, WrongOption)):
-            raise
+        if words[0] in maintain.COMMANDS and not isinstance(problem, SetupError):
+            raise  # whoever maintains the course wants to see where
         said = " ".join(str(problem).split())  # torch's messages may have several lines
-        if not said.endswith((".", "?", "!")):
-            said += "."
-        print(said, file=sys.stderr)
+        print(said if said.endswith((".", "?", "!")) else f"{said}.", file=sys.stderr)
         return 1
 
 
@@ -63,61 +65,57 @@ def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
     print(message, file=sys.stderr)
 
 
-def dispatch(arguments: Sequence[str]) -> int:
-    """Run the command that the arguments name. Raises WrongOption, and ValueError for an unknown command."""
-    chosen = parse(arguments)
-    command = COMMANDS[chosen.command]
-    if command.purpose:
-        enter(chosen.command, command, arguments[1:])
-    return command.run(chosen)
+class Parser(ArgumentParser):
+    """An argparse parser that refuses in one sentence, without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        said = f"{message[:1].upper()}{message[1:]}"
+        self.exit(2, f"{said.rstrip('.')}. See `{self.prog} --help`.\n")
 
 
 def parse(arguments: Sequence[str]) -> Namespace:
-    """Parse the arguments into `command` and its options. For none and for `help`, print help and exit."""
-    name, *rest = arguments or ["help"]
-    if name == "help":
-        name, *rest = [*rest, "--help"]
-    if not name.startswith("-") or not name.strip("-"):
+    """Parse the arguments into `command` and its options. Without any, print the help and exit."""
+    name, *rest = arguments or ["--help"]
+    if not name.startswith("-"):
         check_known("command", name, COMMANDS)
     parser, parsers = everything()
     chosen, others = parser.parse_known_args([name, *rest])
     if others and "others" not in chosen:
-        parsers.get(name, parser).refuse(others)
+        refuse(parsers.get(name, parser), others[0].partition("=")[0])
     chosen.others = others
-    if "examine" in chosen:
-        chosen.examine(chosen)
     return chosen
+
+
+def refuse(parser: Parser, word: str) -> NoReturn:
+    """Exit with an error for a word that a command does not take, and name the nearest option."""
+    if not word.startswith("-"):
+        parser.error(f"{word!r} is one word too many")
+    close = nearest(word, parser._option_string_actions, likeness=0.6)
+    parser.error(f"unknown option {word}" + (f": {close} is the nearest" if close else ""))
 
 
 def everything() -> tuple[Parser, dict[str, Parser]]:
     """The one parser of the course, and within it that of each command."""
-    called = SCRIPT if Path(sys.argv[0]).stem == SCRIPT else "python3 -m course_utils"
+    called = NAME if Path(sys.argv[0]).stem == NAME else "python3 -m course_utils"
     usage = "%(prog)s COMMAND [options]; COMMAND --help lists them"
-    parser = Parser(prog=called, usage=usage, description=COURSE, epilog=listing())
-    parser.add_argument(
-        "--version", action="version", version=f"{SCRIPT} {__version__}", help="show it and exit"
-    )
+    shape = RawDescriptionHelpFormatter
+    parser = Parser(prog=called, usage=usage, description=COURSE, epilog=listing(), formatter_class=shape)
+    parser.add_argument("--version", action="version", version=f"{NAME} {__version__}")
     added = parser.add_subparsers(dest="command", metavar="COMMAND", prog=called, help=SUPPRESS)
     for name, command in COMMANDS.items():
-        own = added.add_parser(name, description=f"{command.summary[:1].upper()}{command.summary[1:]}.")
-        listed = command.purpose or name == "doctor"  # the others run in any Python
-        here = "use the Python that runs this command instead of the course's own environment"
-        own.add_argument("--here", action="store_true", help=here if listed else SUPPRESS)
+        about = f"{command.summary[:1].upper()}{command.summary[1:]}."
+        own = added.add_parser(name, description=about, allow_abbrev=False)
+        here = "use the Python that runs this command, not the course's own environment"
+        own.add_argument("--here", action="store_true", help=here)
         command.options(own)
     return parser, added.choices
 
 
 def listing() -> str:
     """The commands by group, one per line."""
-    *first, last = [name for name, command in COMMANDS.items() if command.purpose]
     lines = []
     for title, commands in GROUPS.items():
         lines.append(f"{title}:")
         lines += [f"  {name:<11} {command.summary}" for name, command in commands.items()]
         lines.append("")
-    lines.append(
-        f"{', '.join(first)} and {last} make the course's own environment in .venv when they first need it;"
-        " with --here they use the Python that runs them."
-        " COURSE_TORCH=cpu or cuda chooses torch's build."
-    )
-    return "\n".join(lines)
+    return "\n".join([*lines, ABOUT_SETUP])

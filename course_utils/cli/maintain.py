@@ -1,24 +1,15 @@
-"""Commands for maintainers: test, check, build, publish, record and benchmark the course."""
+"""Commands for maintainers: test, check, build, publish, record and report the evidence."""
 
 import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 
 from .. import benchmark
 from ..interactive.course_files import ROOT
-from .command import (
-    SAME_ANSWERS,
-    Command,
-    course_environment,
-    hand_over,
-    later,
-    no_options,
-    refuse_outside_a_course,
-)
+from .command import SAME_ANSWERS, Command, course_environment, hand_over, need_a_clone, need_a_folder
 from .environment import SetupError
 
 TEST_TARGETS = ("tests", "notebooks", "solutions")
@@ -42,22 +33,19 @@ QUICK_TARGETS = (
 
 
 def test_options(parser: ArgumentParser) -> None:
+    parser.description = "Run tests and notebooks. Other options and paths go to pytest."
     parser.set_defaults(others=[])
     size = parser.add_mutually_exclusive_group()
-    size.add_argument(
-        "--quick", action="store_true", help="the doctor's report, one lesson and the engine's core"
-    )
+    size.add_argument("--quick", action="store_true", help="the doctor, one lesson and the engine's core")
     size.add_argument("--full", action="store_true", help="every parameter set of every sweep")
-    size.add_argument("--lesson", metavar="NN", help="one lesson's tests; without it, all of them")
+    size.add_argument("--lesson", metavar="NN", help="one lesson's tests")
 
 
 def test(chosen: Namespace) -> int:
     """Run pytest over tests and notebooks, or over the paths among its options."""
-    refuse_outside_a_course("test")
-    if chosen.lesson and not (ROOT / "tests" / "conftest.py").exists():
-        raise SetupError(
-            "`test --lesson` needs a clone of the course's repository, because the wheel has no tests."
-        )
+    need_a_folder("test")
+    if chosen.lesson:
+        need_a_clone("test --lesson")
     environment = course_environment(SAME_ANSWERS | {"COURSE_FULL": "1" if chosen.full else "0"})
     run = [sys.executable, "-m"]
     if chosen.quick:
@@ -78,6 +66,7 @@ def test_targets(root: Path, arguments: Sequence[str]) -> list[str]:
 
 def lint(_: Namespace) -> int:
     """Run formatter, linter, type checker and spelling checker over the repository; 1 if any objects."""
+    need_a_clone("lint")
     failed = []
     for name, command in checks(Path(sys.executable)):
         print(f"{name} …", flush=True)
@@ -102,49 +91,42 @@ def checks(python: Path) -> list[tuple[str, list[str]]]:
 
 
 def build_options(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "names", nargs="*", help="lessons to build, such as 01 or 01_name; without any, all lessons"
-    )
+    parser.add_argument("names", nargs="*", help="lessons to build, such as 01; without any, all lessons")
     parser.add_argument("--check", action="store_true", help="only compare cells with sources; write nothing")
 
 
 def build(chosen: Namespace) -> int:
     """Build lessons, or compare them with their sources; 1 for a wrong source, failing cell or difference."""
+    need_a_clone("build")
     from ..authoring.build import build_all
 
     return build_all(ROOT, chosen.names, only_check=chosen.check)
 
 
 def site_options(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / "site", help="folder for the pages (default: the course's site)"
-    )
-    parser.add_argument(
-        "--url", default="", help="the site's address; without it, shared links show no preview card"
-    )
-    parser.add_argument(
-        "--explorer", action="store_true", help="only the explorer's page, in its subfolder explorer"
-    )
+    add = parser.add_argument
+    add("--out", type=Path, default=ROOT / "site", help="folder for the pages (default: the course's site)")
+    add("--url", default="", help="the site's address; without it, shared links show no preview card")
+    add("--explorer", action="store_true", help="only the explorer's page, in its subfolder explorer")
+
+
+def site(chosen: Namespace) -> int:
+    """Make the website, or only the page of the explorer."""
+    need_a_clone("site")
+    from ..authoring.site import run
+
+    return run(chosen)
 
 
 def record_options(parser: ArgumentParser) -> None:
     add = parser.add_argument
-    add(
-        "--out",
-        type=Path,
-        help="folder for the recordings, one file per GPU; without it, nothing is recorded",
-    )
-    add("--minutes", type=float, default=30.0, help="stop after this many minutes")
+    add("--out", type=Path, help="folder for the recordings, one file per GPU; needed to record")
+    add("--minutes", type=float, default=30.0, help="stop after this many minutes (default: 30)")
     add("--jobs", type=int, default=1, help="most tasks to run at a time, as the GPU's memory allows")
     add("--list", action="store_true", help="print what would be recorded, and record nothing")
-    add("--verify", type=Path, metavar="FILE", help="only check a file that `record` wrote (default: none)")
-    add("--only", default="", metavar="WORDS", help="tasks whose name or kind contains this (default: all)")
-    add(
-        "--as-card",
-        default="",
-        metavar="CARD",
-        help="smaller card to imitate, T4-16GB or '16 GB' (default: none)",
-    )
+    add("--verify", type=Path, metavar="FILE", help="only check a file that `record` wrote")
+    add("--only", default="", metavar="WORDS", help="tasks whose name or kind contains this")
+    add("--as-card", default="", metavar="CARD", help="smaller card to imitate, T4-16GB or '16 GB'")
     add("--rehearse", action="store_true", help="try the machinery with small runs on the CPU")
 
 
@@ -161,46 +143,43 @@ def record(chosen: Namespace) -> int:
 def new_lesson_options(parser: ArgumentParser) -> None:
     parser.add_argument("number", help="the next number, such as 15")
     parser.add_argument("name", help="its name in files and folders, such as my_lesson")
-    parser.add_argument("--title", default="", help="its title (default: the name, with spaces)")
+    parser.add_argument("--title", default="", help="its title; without it, the name, with spaces")
+
+
+def new_lesson(chosen: Namespace) -> int:
+    """Write a new lesson's files."""
+    return of_tests("new_lesson", chosen)
 
 
 def check_torch_options(parser: ArgumentParser) -> None:
-    parser.add_argument("version", help="the version of torch to check, such as 2.15.0")
-    parser.add_argument("--cuda", action="store_true", help="use its CUDA build instead of its CPU build")
-    parser.add_argument("--python", help="a Python with that torch and the extra test (default: make one)")
-    parser.add_argument("--folder", type=Path, help="folder for the results (default: build/torch-VERSION)")
+    add = parser.add_argument
+    add("version", help="the version of torch to check, such as 2.15.0")
+    add("--cuda", action="store_true", help="use its CUDA build instead of its CPU build")
+    add("--python", help="a Python with that torch and the extra test; without it, one is made")
+    add("--folder", type=Path, help="folder for the results (default: build/torch-VERSION)")
 
 
-def of_clone(file: str, chosen: Namespace) -> int:
-    """Run the command that a file of `tests/` has. SetupError where there is no such file."""
-    folder = ROOT / "tests"
-    if not (folder / f"{file}.py").exists():
-        raise SetupError(
-            "This command needs a clone of the course's repository: it is part of the folder tests."
-        )
-    sys.path.append(str(folder))
+def check_torch(chosen: Namespace) -> int:
+    """Report whether the course holds on another torch."""
+    return of_tests("check_torch", chosen)
+
+
+def of_tests(file: str, chosen: Namespace) -> int:
+    """Run the command that a file of `tests/` has."""
+    need_a_clone(file.replace("_", "-"))
+    sys.path.append(str(ROOT / "tests"))
     return import_module(file).run(chosen)
 
 
 COMMANDS = {
-    "test": Command(
-        "run tests and notebooks (other options and paths go to pytest)", test_options, test, "test"
-    ),
-    "lint": Command("check format, style, types and spelling", no_options, lint, "author"),
-    "build": Command(
-        "build the notebooks from their sources (--check: only compare)", build_options, build, "test"
-    ),
-    "new-lesson": Command(
-        "make a new lesson's files: 15 my_lesson", new_lesson_options, partial(of_clone, "new_lesson")
-    ),
-    "check-torch": Command(
-        "try another torch: 2.15.0", check_torch_options, partial(of_clone, "check_torch"), "test"
-    ),
-    "site": Command("make the website: site --out site", site_options, later("authoring.site"), "author"),
-    "record": Command(
-        "record the course's runs on this GPU: record --out DIR --minutes 30", record_options, record
-    ),
+    "test": Command("run tests and notebooks (options and paths go to pytest)", test, test_options, "test"),
+    "lint": Command("check format, style, types, spelling and English", lint, purpose="author"),
+    "build": Command("build the notebooks from their sources: build 05", build, build_options, "test"),
+    "new-lesson": Command("make a new lesson's files: 20 my_lesson", new_lesson, new_lesson_options),
+    "check-torch": Command("try another torch: 2.15.0", check_torch, check_torch_options, "test"),
+    "site": Command("make the website: site --out site", site, site_options, "author"),
+    "record": Command("record the course's runs on this GPU: record --out DIR", record, record_options),
     "benchmark": Command(
-        "report how accurate the engine is (--quick)", benchmark.options, benchmark.run, "torch", SAME_ANSWERS
+        "report how accurate the engine is (--quick)", benchmark.run, benchmark.options, "torch", SAME_ANSWERS
     ),
 }

@@ -9,9 +9,7 @@ from .command import Command, later
 
 
 def rehearse_options(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--gpu", default="", help="only estimate, for this GPU; without it, run on this machine"
-    )
+    parser.add_argument("--gpu", default="", help="only estimate, for this GPU")
 
 
 def rehearse(chosen: Namespace) -> int:
@@ -29,43 +27,28 @@ def folder_option(parser: ArgumentParser) -> None:
 def grade_options(parser: ArgumentParser) -> None:
     add = parser.add_argument
     most = Limits()
-    add(
-        "folder",
-        type=Path,
-        help="holds the learners' notebooks: a folder, or a .zip as Moodle or Canvas makes it",
-    )
+    add("folder", type=Path, help="the learners' notebooks: a folder, or a .zip as Moodle or Canvas makes it")
     add("--out", type=Path, default=Path("grades"), help="folder for grades.csv and class.html")
-    add(
-        "--minutes",
-        type=float,
-        default=most.seconds / 60,
-        help="minutes of processor time that one notebook may use",
-    )
+    add("--minutes", type=float, default=most.seconds / 60, help="processor time that one notebook may use")
     add("--memory", type=float, default=most.memory / GB, help="GB of memory that one notebook may allocate")
     add("--disk", type=float, default=most.disk / MB, help="MB of files that one notebook may write")
-    add("--jobs", type=int, default=2, help="notebooks to grade at the same time")
+    add("--jobs", type=int, default=2, help="notebooks to grade at the same time (default: 2)")
 
 
 def colab_options(parser: ArgumentParser) -> None:
+    add = parser.add_argument
     folder_option(parser)
-    parser.add_argument(
-        "--repository", metavar="URL", help="what git clones; without it, course.zip to upload"
-    )
-    parser.add_argument("--branch", default="main", help="the branch to fetch")
+    add("--repository", metavar="URL", help="what git clones; without it, course.zip to upload")
+    add("--branch", default="main", help="the branch to fetch (default: main)")
 
 
 def links_options(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--repository", metavar="URL", required=True, help="required, the address that git clones"
-    )
-    parser.add_argument("--branch", default="main", help="its branch, without solutions")
+    add = parser.add_argument
+    add("--repository", metavar="URL", required=True, help="the address that git clones (required)")
+    add("--branch", default="main", help="its branch, without solutions (default: main)")
     place = parser.add_mutually_exclusive_group()
-    place.add_argument(
-        "--hub", metavar="URL", help="address of your JupyterHub; without it, links are for Binder"
-    )
-    place.add_argument(
-        "--colab", action="store_true", help="links for Colab, to the copies that `colab` writes"
-    )
+    place.add_argument("--hub", metavar="URL", help="your JupyterHub; without it, links are for Binder")
+    place.add_argument("--colab", action="store_true", help="links for Colab, to copies that `colab` writes")
 
 
 release = later("classroom.release")
@@ -76,17 +59,11 @@ links = later("classroom.other_platforms", "links")
 
 COMMANDS = {
     "rehearse": Command(
-        "try all demos before class (--gpu NAME: by estimate)", rehearse_options, rehearse, "torch"
+        "try all demos before class (--gpu NAME: by estimate)", rehearse, rehearse_options, "torch"
     ),
-    "release": Command("copy the course without solutions: release FOLDER", folder_option, release),
-    "grade": Command(
-        "grade a folder or a .zip of notebooks: grade FOLDER --out grades", grade_options, grade, "lab"
-    ),
-    "nbgrader": Command("write the exercises as nbgrader's source: nbgrader FOLDER", folder_option, nbgrader),
-    "colab": Command(
-        "copy the notebooks for Google Colab: colab FOLDER [--repository URL]", colab_options, colab
-    ),
-    "links": Command(
-        "print links to JupyterHub, Binder or Colab: links --repository URL", links_options, links
-    ),
+    "release": Command("copy the course without solutions: release FOLDER", release, folder_option),
+    "grade": Command("grade a folder or a .zip of notebooks: grade FOLDER", grade, grade_options, "lab"),
+    "nbgrader": Command("write the exercises as nbgrader's source: nbgrader FOLDER", nbgrader, folder_option),
+    "colab": Command("copy the notebooks for Google Colab: colab FOLDER", colab, colab_options),
+    "links": Command("print links to JupyterHub, Binder or Colab", links, links_options),
 }

@@ -1,4 +1,4 @@
-"""Real processes from a notebook: a program run by torchrun as several ranks, and what each of them reports.
+"""Real processes from a notebook: a program run by torchrun's launcher as several ranks, and their results.
 
 A process that has used torch cannot be forked, nor a notebook's function pickled: so a program is a file, a
 module, or the source of a function, and results are JSON. No process outlives the call; see `worker` for the
@@ -9,39 +9,29 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from ..pace import Work, working
+from ..pace import working
 from .functions import packed
-from .worker import CALLER, RESULTS, program_lines
+from .worker import RESULTS
 
 MOST_RANKS = 64
 LAST_LINES = 12
 LONGEST_LINE = 500  # Characters of a line that a message repeats; a rank may print a whole tensor in one
 TAIL_BYTES = 100_000  # Of a file, as much as its last lines can be in; a rank may have printed gigabytes
 POLL_SECONDS = 0.05
-# From a rank's failure to the end of all others; torchrun alone would wait 30 seconds for them.
-GRACE_SECONDS = 5.0
-HOST = "127.0.0.1"
-# True where torchrun loads torch once for all ranks, which then start in half the time.
-FORKS = sys.platform == "linux"
-BY_WHOM = (
-    "by a person, by this computer because it ran out of memory (use fewer or smaller ranks), or by a crash"
-)
+LAUNCHER = "import json, sys; from course_utils.ranks.worker import launch; launch(json.loads(sys.argv[1]))"
 
 
 class RankFailed(RuntimeError):
-    """A rank failed, left no result, or they all took too long.
-
-    Every process has ended; the message has its words.
-    """
+    """A rank failed, left no result, or they all took too long. Every process has ended."""
 
 
 class RanksUnavailable(RuntimeError):
@@ -53,16 +43,14 @@ def run_ranks(
     world_size: int,
     arguments: Sequence[str] = (),
     timeout_seconds: float = 300.0,
-    *,
-    show: Callable[[str], Any] | None = None,
     **keywords: Any,
 ) -> list[Any]:
     """Run `program` on several ranks; returns their results, by rank.
 
     `program` is the path of a Python file or the name of a module, which get `arguments` and call
     `report(result)`, or a function, of a notebook too, which gets `keywords` that JSON can hold, imports what
-    it needs by itself, finds no GPU, and whose value is its result. They run under torchrun, one thread a
-    rank. `show` is called with each line that a rank prints, as it comes (`show=print`).
+    it needs by itself, finds no GPU, and whose value is its result. They run as under torchrun, one thread a
+    rank.
 
     Raises ValueError or TypeError for a program, arguments or a number of ranks that cannot be,
     RanksUnavailable where none can start, RankFailed with the last lines of the rank that failed first, or of
@@ -72,264 +60,140 @@ def run_ranks(
         raise ValueError(f"world_size is {world_size!r}: a number of processes from 1 to {MOST_RANKS}")
     with tempfile.TemporaryDirectory(prefix="course-ranks-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        called, words = _words(program, arguments, keywords, folder)
+        task = _task(program, arguments, keywords, folder)
         why = why_no_ranks()
         if why:
             raise RanksUnavailable(why)
-        command = [*_launcher(world_size, folder), *words]
-        with working(f"starting {world_size} ranks") as work:
-            code = _run(command, folder, time.monotonic() + timeout_seconds, show, work)
-        _check(code, Ranks(folder, called, world_size, timeout_seconds))
-        results = [folder / f"{rank}.json" for rank in range(world_size)]
-        return [json.loads(result.read_text(encoding="utf-8")) for result in results]
+        task |= {"ranks": world_size, "until": time.time() + timeout_seconds}
+        code = _run(task, folder)
+        if code is None:
+            raise RankFailed(_too_long(task, folder, timeout_seconds))
+        if code:
+            raise RankFailed(_failure(task, folder, code))
+        for rank in _unfinished(task, folder):
+            raise RankFailed(
+                f"rank {rank} of {task['name']} ended without a result: let it call report(result)"
+            )
+        return [json.loads(Path(folder, f"{rank}.json").read_text("utf-8")) for rank in range(world_size)]
 
 
 def why_no_ranks() -> str:
     """The reason that no ranks can start here, and what to do; empty if they can."""
-    if sys.platform == "win32":
-        return (
-            "torchrun's processes do not run reliably on Windows. Open this course in WSL2 (`wsl --install`,"
-            " then clone it there), or look at the stored outputs."
-        )
-    try:
-        with socket.socket() as probe:
-            probe.bind((HOST, 0))
-    except OSError as error:
-        return (
-            f"this computer opens no port at {HOST}, and ranks need one to find each other: {error.strerror}"
-        )
-    return ""
+    if sys.platform != "win32":
+        return ""
+    return (
+        "torchrun's processes do not run reliably on Windows. Open this course in WSL2 (`wsl --install`,"
+        " then clone it there), or look at the stored outputs."
+    )
 
 
-def _words(
+def _task(
     program: str | Path | Callable[..., Any], arguments: Sequence[str], keywords: dict[str, Any], folder: Path
-) -> tuple[str, list[str]]:
-    """The program's name, and torchrun's words for it. `course_utils.ranks.worker` runs it and watches."""
-    worker = ["-m", "course_utils.ranks.worker"]
+) -> dict[str, Any]:
+    """What `worker.launch` has to know of the program, as JSON can hold it."""
     if callable(program):
         if arguments:
             raise ValueError("a function takes its arguments by name: run_ranks(function, 2, steps=3)")
-        path = folder / "function.json"
-        path.write_text(json.dumps(packed(program, keywords, folder)), encoding="utf-8")
-        return f"{program.__name__}()", [*worker, "function", str(path)]
+        function = packed(program, keywords, folder)
+        return {"kind": "function", "name": f"{program.__name__}()", "function": function, "arguments": []}
+    name = str(program)
     if keywords:
         raise ValueError(
-            f"{program} is not a function: give its arguments as strings, not {', '.join(keywords)}="
+            f"{name} is not a function: give its arguments as strings, not {', '.join(keywords)}="
         )
-    is_file = Path(program).suffix == ".py"
-    if is_file and not Path(program).is_file():
-        raise ValueError(f"there is no program {program}")
-    if not is_file and not re.fullmatch(r"\w+(\.\w+)*", str(program)):
-        raise ValueError(f"{str(program)!r} is neither the path of a .py file nor the name of a module")
-    return str(program), [*worker, "file" if is_file else "module", str(program), *map(str, arguments)]
+    is_file = name.endswith(".py")
+    if is_file and not Path(name).is_file():
+        raise ValueError(f"there is no program {name}")
+    if not is_file and not re.fullmatch(r"\w+(\.\w+)*", name):
+        raise ValueError(f"{name!r} is neither the path of a .py file nor the name of a module")
+    return {"kind": "file" if is_file else "module", "name": name, "arguments": [*map(str, arguments)]}
 
 
-def _launcher(world_size: int, folder: Path) -> list[str]:
-    """torchrun with one machine: the loopback's address, as many a laptop cannot look up its own name."""
-    program = ["course_utils.ranks.worker", "torchrun"] if FORKS else ["torch.distributed.run"]
-    torchrun = [sys.executable, "-m", *program, f"--nproc-per-node={world_size}"]
-    meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={HOST}:0", f"--local-addr={HOST}"]
-    return [*torchrun, *meeting, "--redirects=3", f"--log-dir={folder / 'logs'}"]
+def _run(task: dict[str, Any], folder: Path) -> int | None:
+    """The launcher's exit code; None if it took too long. It writes to a file, in a session of its own.
 
-
-def _environment(folder: Path) -> dict[str, str]:
-    paths = [str(Path(__file__).resolve().parents[2])]
-    given = os.environ.get("PYTHONPATH")
-    if given:
-        paths.append(given)
-    return os.environ | {
-        RESULTS: str(folder),
-        CALLER: str(os.getpid()),
-        "OMP_NUM_THREADS": "1",
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONPATH": os.pathsep.join(paths),
-        # Without it a rank that ends soon closes connections that a slower one is still waiting for.
-        "TORCH_DIST_INIT_BARRIER": "1",
-    }
-
-
-def _run(
-    command: list[str], folder: Path, deadline: float, show: Callable[[str], Any] | None, work: Work
-) -> int | None:
-    """The launcher's exit code; None if it took too long. It writes to a file, in a session of its own."""
-    read: dict[Path, int] = {}
+    Its ranks are in its process group, and it ends them with itself when the pipe to it closes.
+    """
     with (folder / "launcher.log").open("wb") as said:
         launcher = subprocess.Popen(
-            command,
-            env=_environment(folder),
-            stdin=subprocess.DEVNULL,
+            [sys.executable, "-c", LAUNCHER, json.dumps(task)],
+            env=_environment(task, folder),
+            stdin=subprocess.PIPE,
             stdout=said,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
     try:
-        while launcher.poll() is None and not _should_end(folder, deadline):
-            _show(folder, read, show)
-            words = work.words
-            if any(folder.glob("*.pid")):
-                words = words.replace("starting", "running")
-            work.at(0.0, words)
-            time.sleep(POLL_SECONDS)
-        if any(folder.glob("*.error")):
-            return 1
-        if launcher.poll() is None:
-            _ask_where(folder)
+        with working(f"running {task['ranks']} ranks") as work:
+            while launcher.poll() is None and time.time() < task["until"]:
+                work.go_on()
+                time.sleep(POLL_SECONDS)
         return launcher.poll()
     finally:
-        _end(launcher, folder)
-        _show(folder, read, show, ended=True)
+        with suppress(ProcessLookupError, PermissionError):  # macOS: PermissionError where all have ended
+            os.killpg(launcher.pid, signal.SIGKILL)
+        launcher.communicate()
 
 
-def _should_end(folder: Path, deadline: float) -> bool:
-    """True if time is up, or a rank failed and the others had the time that they get to end by themselves."""
-    if time.monotonic() > deadline:
-        return True
-    failed = [path.stat().st_mtime for path in folder.glob("*.error")]
-    return bool(failed) and time.time() - min(failed) > GRACE_SECONDS
+def _environment(task: dict[str, Any], folder: Path) -> dict[str, str]:
+    paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
+    own = {
+        RESULTS: str(folder),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        # Without it a rank that ends soon closes connections that a slower one is still waiting for.
+        "TORCH_DIST_INIT_BARRIER": "1",
+        # Seconds from a rank's failure to the end of all others.
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5",
+    }
+    if task["kind"] == "function":
+        own["CUDA_VISIBLE_DEVICES"] = ""
+    return os.environ | own
 
 
-def _ask_where(folder: Path) -> None:
-    """Let each rank that still runs write down which line it is at."""
-    for path in folder.glob("*.pid"):
-        if not path.with_suffix(".done").exists():
-            _signal(os.kill, int(path.read_text()), signal.SIGUSR1)
-    time.sleep(0.3)
+def _unfinished(task: dict[str, Any], folder: Path) -> list[int]:
+    return [rank for rank in range(task["ranks"]) if not (folder / f"{rank}.json").is_file()]
 
 
-def _end(launcher: subprocess.Popen[bytes], folder: Path) -> None:
-    """End the launcher and every rank, with all processes that ranks started: within seconds, or give up."""
-    if launcher.poll() is None:
-        launcher.terminate()
-    deadline = time.monotonic() + GRACE_SECONDS
-    while _kill_ranks(folder) or launcher.poll() is None:
-        if time.monotonic() > deadline:
-            if launcher.poll() is None:
-                _signal(os.killpg, launcher.pid, signal.SIGKILL)
-            _kill_ranks(folder)
-            launcher.wait(GRACE_SECONDS)
-            return
-        time.sleep(POLL_SECONDS)
-
-
-def _kill_ranks(folder: Path) -> bool:
-    """Kill each rank's process group, and say whether any was there.
-
-    torchrun gives each rank a session of its own.
-    """
-    groups = {int(path.read_text()) for path in folder.glob("*.pid")} - {0, 1, os.getpgrp()}
-    # Not any() of a generator, which would stop at the first.
-    killed = [_signal(os.killpg, group, signal.SIGKILL) for group in groups]
-    return any(killed)
-
-
-def _signal(send: Callable[[int, int], None], target: int, number: int) -> bool:
-    """True if there was anything to send a signal to."""
-    try:
-        send(target, number)
-    except (ProcessLookupError, PermissionError):  # macOS says PermissionError of processes that have ended
-        return False
-    return True
-
-
-def _show(
-    folder: Path, read: dict[Path, int], show: Callable[[str], Any] | None, ended: bool = False
-) -> None:
-    """Show each line that a rank has printed after the bytes `read` of its file.
-
-    Once the ranks have `ended`, show an unfinished line too.
-    """
-    if show is None:
-        return
-    for path in sorted(folder.glob("logs/*/attempt_0/*/stdout.log")):
-        with path.open("rb") as log:
-            log.seek(read.get(path, 0))
-            new = log.read()
-        lines = new if ended else new[: new.rfind(b"\n") + 1]
-        read[path] = read.get(path, 0) + len(lines)
-        for line in lines.decode(errors="replace").splitlines():
-            show(f"rank {path.parent.name}: {line}")
-
-
-class Ranks(NamedTuple):
-    """The files that the ranks of an ended run left in its folder."""
-
-    folder: Path
-    program: str
-    world_size: int
-    timeout_seconds: float
-
-    def missing(self, suffix: str) -> list[int]:
-        """The ranks that left no such file: json with a result, done at their end, pid at their start."""
-        return [rank for rank in range(self.world_size) if not (self.folder / f"{rank}.{suffix}").is_file()]
-
-    def read(self, name: str) -> str:
-        """The end of a file's text, this folder's own name left out; empty if it is not there."""
-        path = self.folder / name
-        if not path.is_file():
-            return ""
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-            return file.read().decode(errors="replace").replace(f"{self.folder}{os.sep}", "")
-
-    def words(self, rank: int) -> str:
-        # Reversed, as stdout comes first, then stderr.
-        logs = sorted(self.folder.glob(f"logs/*/attempt_*/{rank}/std*.log"), reverse=True)
-        return _last_lines("".join(self.read(str(log.relative_to(self.folder))) for log in logs))
-
-
-def _check(code: int | None, ranks: Ranks) -> None:
-    if code is None:
-        raise RankFailed(_too_long(ranks))
-    if code:
-        raise RankFailed(_failure(code, ranks))
-    for rank in ranks.missing("json"):
-        raise RankFailed(f"rank {rank} of {ranks.program} ended without a result: let it call report(result)")
-
-
-def _too_long(ranks: Ranks) -> str:
-    took = (
-        f"the {ranks.world_size} ranks of {ranks.program}"
-        f" took more than {ranks.timeout_seconds:g} s and were ended"
-    )
-    if len(ranks.missing("pid")) == ranks.world_size:
-        advice = "Give them more time, or see what torchrun says:"
-        return f"{took} before any had started. {advice}\n{_last_lines(ranks.read('launcher.log'))}"
-    unfinished = ranks.missing("done")
-    names = ", ".join(f"rank {rank}" for rank in unfinished) or "threads"
+def _too_long(task: dict[str, Any], folder: Path, timeout_seconds: float) -> str:
+    names = ", ".join(f"rank {rank}" for rank in _unfinished(task, folder)) or "threads"
+    took = f"the {task['ranks']} ranks of {task['name']} took more than {timeout_seconds:g} s and were ended"
     lines = [f"{took}. Not finished: {names}."]
-    for rank in unfinished:
-        where = program_lines(ranks.read(f"{rank}.where"))
-        place = f"was at {where}" if where else "reported nothing"
-        lines.append(f"rank {rank} {place}. {_said(ranks.words(rank))}")
+    for rank in _unfinished(task, folder):
+        printed, _, where = _printed(folder, rank).rpartition("(most recent call first):\n")
+        if where:
+            lines += [f"rank {rank} was here, the innermost line first:", *where.splitlines()[:4]]
+        lines.append(f"rank {rank}: {_said(printed.partition('Timeout (')[0])}")
     lines.append(
         "If it waits for another rank: do all ranks make the same calls, in the same order?"
         " If not: allow it more, by timeout_seconds."
     )
-    return "\n".join(lines)
+    return _without(folder, "\n".join(lines))
 
 
-def _failure(code: int, ranks: Ranks) -> str:
-    """The rank that failed first, with its last lines; or the launcher that was killed, ending all ranks."""
-    if code < 0:
-        return (
-            f"torchrun, which runs the ranks of {ranks.program}, was killed by {signal_name(-code)}:"
-            f" {BY_WHOM}"
-        )
-    said = ranks.read("launcher.log")
-    found = re.findall(r"^ +rank *: (\d+) .*?^ +exitcode *: (-?\d+)", said, re.DOTALL | re.MULTILINE)
-    codes = {int(rank): int(code) for rank, code in found}
-    # A rank that was killed left no error of its own. torchrun ends the others by SIGTERM.
-    for rank, code in codes.items():
-        has_error = (ranks.folder / f"{rank}.error").is_file()
-        if code < 0 and code != -signal.SIGTERM and not has_error:
-            killed = f"rank {rank} of {ranks.program} was killed by {signal_name(-code)}: {BY_WHOM}."
-            return f"{killed} {_said(ranks.words(rank))}"
-    errors = sorted(ranks.folder.glob("*.error"), key=lambda path: path.stat().st_mtime_ns)
-    if errors:
-        return f"rank {errors[0].stem} of {ranks.program} failed:\n{_last_lines(ranks.read(errors[0].name))}"
-    for rank, code in codes.items():
-        return f"rank {rank} of {ranks.program} ended with exit code {code}. {_said(ranks.words(rank))}"
-    return f"{ranks.program} could not be started:\n{_last_lines(said)}"
+def _failure(task: dict[str, Any], folder: Path, code: int) -> str:
+    """The rank that failed first, with the end of its traceback or else of its output."""
+    if not (folder / "failure.json").is_file():
+        ended = f"was killed by {signal_name(-code)}" if code < 0 else "failed"
+        said = _last_lines(_tail(folder / "launcher.log"))
+        return f"the launcher of the ranks of {task['name']} {ended}:\n{said}"
+    failure = json.loads((folder / "failure.json").read_text(encoding="utf-8"))
+    rank = f"rank {failure['rank']} of {task['name']}"
+    if failure["traceback"]:
+        return _without(folder, f"{rank} failed:\n{_last_lines(failure['traceback'])}")
+    said = _said(_printed(folder, failure["rank"]))
+    if failure["code"] >= 0:
+        return f"{rank} ended with exit code {failure['code']}. {said}"
+    return (
+        f"{rank} was killed by {signal_name(-failure['code'])}: by a person, by a crash, or by this computer"
+        f" because it ran out of memory (use fewer or smaller ranks). {said}"
+    )
+
+
+def _without(folder: Path, text: str) -> str:
+    """A message without the name of the temporary folder, in which a function's source lies."""
+    return text.replace(f"{folder}{os.sep}", "")
 
 
 def signal_name(number: int) -> str:
@@ -340,13 +204,21 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _said(words: str) -> str:
-    return f"Its last output:\n{words}" if words else "It printed nothing."
+def _printed(folder: Path, rank: int) -> str:
+    """The end of what a rank has printed: its stdout, then its stderr."""
+    logs = sorted(folder.glob(f"logs/*/attempt_*/{rank}/std*.log"), reverse=True)
+    return "".join(_tail(log) for log in logs)
+
+
+def _tail(path: Path) -> str:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+        return file.read().decode(errors="replace")
+
+
+def _said(printed: str) -> str:
+    return f"Its last output:\n{_last_lines(printed)}" if printed.strip() else "It printed nothing."
 
 
 def _last_lines(text: str) -> str:
-    lines = []
-    for line in text.strip().splitlines()[-LAST_LINES:]:
-        too_long = len(line) > LONGEST_LINE
-        lines.append(f"{line[:LONGEST_LINE]} …" if too_long else line)
-    return "\n".join(lines)
+    return "\n".join(line[:LONGEST_LINE] for line in text.strip().splitlines()[-LAST_LINES:])
