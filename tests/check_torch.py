@@ -16,7 +16,6 @@ import warnings
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -33,17 +32,6 @@ MOST = 12
 
 Facts = dict[str, Any]
 """What one torch answers, as `facts` returns it."""
-
-
-@dataclass(frozen=True)
-class Apart(environment.Home):
-    """An environment for one version of torch, in a folder of its own."""
-
-    place: Path = ROOT / "build"
-
-    @property
-    def folder(self) -> Path:
-        return self.place / "environment"
 
 
 # What is asked of a torch: this part runs on the interpreter that has it
@@ -116,33 +104,22 @@ def own_environment(version: str, cuda: bool, place: Path) -> str:
 
     Raises SetupError with one sentence: no network, no such version, no disk.
     """
-    home = Apart(ROOT, place=place)
-    system = platform.system()
-    build = "cuda" if cuda and system != "Darwin" else "cpu"
-    wanted = [f"torch=={version}", *packages()]
+    folder = place / "environment"
+    python = environment.python_in(folder)
+    build = "cuda" if cuda and platform.system() != "Darwin" else "cpu"
     made = place / "made.json"
-    memory = json.dumps([build, platform.python_version(), *wanted])
-    if not (made.exists() and made.read_text(encoding="utf-8") == memory and home.python.exists()):
-        place.mkdir(parents=True, exist_ok=True)
-        environment.make_folder(home, {})
+    memory = json.dumps([build, platform.python_version(), version])
+    if not (made.exists() and made.read_text(encoding="utf-8") == memory and python.exists()):
+        folder.mkdir(parents=True, exist_ok=True)
+        environment.make_environment(folder)
         pins = place / "constraints.txt"
-        others = {name: pin for name, pin in environment.locked(ROOT).items() if name != "torch"}
-        pins.write_text("".join(f"{name}=={pin}\n" for name, pin in others.items()), encoding="utf-8")
-        sources = environment.torch_sources(system, build)
-        for options in sources:
-            if environment.pip_install(
-                home, wanted[0], [*options, wanted[0]], may_fail=options != sources[-1]
-            ):
-                break
-        environment.pip_install(home, "the packages of the tests", ["--constraint", str(pins), *wanted])
+        lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines(keepends=True)
+        pins.write_text("".join(line for line in lines if not line.startswith("torch==")), encoding="utf-8")
+        torch = f"torch=={version}"
+        environment.install_torch(python, build, [torch])
+        environment.pip_install(python, ["--constraint", str(pins), torch, "--editable", ".[test]"])
         made.write_text(memory, encoding="utf-8")
-    return str(home.python)
-
-
-def packages() -> list[str]:
-    """What the quick suite needs, but torch."""
-    needed = environment.requirements(ROOT, "test")
-    return [f"{name}>={least}" for name, least in needed.items() if name != "torch"]
+    return str(python)
 
 
 def asked(python: str, names: Sequence[str] = ()) -> Facts:

@@ -12,16 +12,12 @@ from typing import NoReturn
 
 import pytest
 
-from course_utils.cli.environment import Home, remembered
-from course_utils.interactive.course_files import SHIPPED
+from course_utils.cli.environment import FOLDER, remembered
 
 
 def all_are_required(prefix: str = sys.prefix) -> bool:
     """True in the environment that set-up made for tests, and where the browser is required."""
-    own = (
-        Path(prefix).resolve() == Home(SHIPPED).folder.resolve()
-        and remembered(Home(SHIPPED)).get("purpose") == "author"
-    )
+    own = Path(prefix).resolve() == FOLDER.resolve() and remembered().get("extra") == "author"
     return own or os.environ.get("COURSE_REQUIRE_BROWSER") == "1"
 
 

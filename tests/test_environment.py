@@ -1,334 +1,272 @@
 """Set-up: which torch, when an environment is trusted, what is said when none can be made, what it has."""
 
-import errno
-import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
 from importlib import import_module
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 from needs import need
 
 from course_utils.cli import environment
-from course_utils.cli.environment import Home, SetupError, explain_failure, pip_install
+from course_utils.cli.environment import MARKER, SetupError, interpreter, python_in, remembered
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
 @pytest.fixture
-def home(tmp_path, monkeypatch):
-    """A repository with nothing but what set-up reads, and no wish about torch."""
-    for name in ("pyproject.toml", "constraints.txt"):
-        shutil.copy(ROOT / name, tmp_path / name)
+def folder(tmp_path, monkeypatch):
+    """The place of an environment in a clone on Linux, with no wish about torch and no GPU."""
+    for name in environment.FILES:
+        (tmp_path / name).write_text(name)
+    monkeypatch.setattr(environment, "SHIPPED", tmp_path)
+    monkeypatch.setattr(environment.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(environment, "nvidia_driver", lambda: False)
     monkeypatch.delenv("COURSE_TORCH", raising=False)
-    return Home(tmp_path, "Linux")
+    return tmp_path / ".venv"
 
 
 @pytest.fixture
-def installer(home, monkeypatch):
+def installer(folder, monkeypatch):
     """Makes environments without pip or venv; what pip was asked for. PyTorch's own index never answers."""
     asked = []
 
     def run(command, **_):
-        home.python.parent.mkdir(parents=True, exist_ok=True)
-        home.python.touch()
-        return subprocess.CompletedProcess(command, 0, stdout="2.13.0", stderr="")
-
-    def install(home, what, arguments, may_fail=False):
-        asked.append(arguments)
-        return not may_fail
+        if command[1:3] == ["-m", "venv"]:
+            python_in(folder).parent.mkdir(parents=True)
+            python_in(folder).touch()
+            return subprocess.CompletedProcess(command, 0)
+        asked.append(command)
+        return subprocess.CompletedProcess(command, 1 if environment.CPU_INDEX in command else 0)
 
     monkeypatch.setattr(environment.subprocess, "run", run)
-    monkeypatch.setattr(environment, "pip_install", install)
-    monkeypatch.setattr(environment, "nvidia_driver", lambda system: False)
     return asked
 
 
-def ready(home: Home, purpose: str = "lab") -> bool:
-    return environment.is_ready(home, purpose, "cpu", environment.remembered(home))
-
-
-def test_interpreter_is_where_the_system_keeps_it(tmp_path):
-    assert Home(tmp_path, "Linux").python == Home(tmp_path, "Darwin").python == tmp_path / ".venv/bin/python"
-    assert Home(tmp_path, "Windows").python == tmp_path / ".venv/Scripts/python.exe"
+# The torch build
 
 
 @pytest.mark.parametrize(
-    ("system", "asked", "before", "driver", "choice"),
+    ("asked", "before", "driver", "choice"),
     [
-        ("Linux", "", "", True, "cuda"),
-        ("Linux", "", "", False, "cpu"),
-        ("Windows", "", "", True, "cuda"),
-        ("Linux", "cpu", "", True, "cpu"),
-        ("Linux", "CUDA ", "cpu", False, "cuda"),
-        ("Linux", "", "cpu", True, "cpu"),  # chosen once, kept
+        ("", "", True, "cuda"),
+        ("", "", False, "cpu"),
+        ("cpu", "", True, "cpu"),
+        ("CUDA ", "cpu", False, "cuda"),
+        ("", "cpu", True, "cpu"),  # chosen once, kept
     ],
 )
-def test_torch_build_follows_wish_then_habit_then_machine(system, asked, before, driver, choice, monkeypatch):
-    monkeypatch.setattr(environment, "nvidia_driver", lambda system: driver)
-    assert environment.torch_choice(system, asked, before) == choice
+def test_torch_build_follows_wish_then_habit_then_machine(folder, asked, before, driver, choice, monkeypatch):
+    monkeypatch.setattr(environment, "nvidia_driver", lambda: driver)
+    monkeypatch.setenv("COURSE_TORCH", asked)
+    assert environment.torch_choice(before) == choice
 
 
 @pytest.mark.parametrize(("system", "asked"), [("Linux", "cudda"), ("Darwin", "cuda")])
-def test_torch_build_that_cannot_be_is_refused(system, asked):
+def test_torch_build_that_cannot_be_is_refused(folder, system, asked, monkeypatch):
+    monkeypatch.setattr(environment.platform, "system", lambda: system)
+    monkeypatch.setenv("COURSE_TORCH", asked)
     with pytest.raises(SetupError, match=r"COURSE_TORCH.*leave it unset"):
-        environment.torch_choice(system, asked)
+        environment.torch_choice()
 
 
-def test_torch_is_sought_where_its_build_is():
-    places = product(("Linux", "Windows", "Darwin"), ("cpu", "cuda"))
-    found = {place: environment.torch_sources(*place) for place in places}
-    assert [options[-1:] for options in found.pop(("Linux", "cpu"))] == [[environment.CPU_INDEX], []]
-    assert [options[-1:] for options in found.pop(("Windows", "cuda"))] == [[environment.CUDA_INDEX]]
-    assert all(sources == [[]] for sources in found.values())
+@pytest.mark.parametrize(
+    ("system", "build", "places"),
+    [
+        ("Linux", "cpu", [[environment.CPU_INDEX], []]),
+        ("Linux", "cuda", [[]]),
+        ("Windows", "cpu", [[]]),
+        ("Windows", "cuda", [[environment.CUDA_INDEX]]),
+        ("Darwin", "cpu", [[]]),
+    ],
+)
+def test_torch_is_sought_where_its_build_is(system, build, places, monkeypatch):
+    monkeypatch.setattr(environment.platform, "system", lambda: system)
+    assert [options[-1:] for options in environment.torch_sources(build)] == places
 
 
 # Trust
 
 
-def test_finished_environment_is_used_as_it_is(home, installer):
-    assert environment.interpreter(home, "lab") == home.python
-    assert ready(home)
-    facts = json.loads(home.marker.read_text())
-    assert (facts["state"], facts["purpose"], facts["torch"]) == ("ready", "lab", "cpu")
-    asked = list(installer)
-    assert environment.CPU_INDEX in asked[0]
-    assert asked[1] == [asked[0][-1]], "then the package index, for the same"
-    assert environment.interpreter(home, "lab") == home.python
-    assert installer == asked
+def test_a_finished_environment_is_used_as_it_is(folder, installer):
+    assert interpreter("lab", folder=folder) == python_in(folder)
+    assert remembered(folder)["state"] == "ready"
+    own_index, package_index, course = installer
+    assert environment.CPU_INDEX in own_index and own_index[-1] == package_index[-1] == "torch"
+    assert course[-2:] == ["--editable", ".[lab]"]
+    assert interpreter("lab", folder=folder) == python_in(folder)
+    assert len(installer) == 3, "nothing more was installed"
 
 
-def test_environment_without_its_interpreter_is_made_anew_and_tests_need_more_than_the_lab(home, installer):
-    environment.interpreter(home, "lab")
-    home.python.unlink()
-    assert not ready(home)
-    environment.interpreter(home, "lab")
-    assert ready(home) and not ready(home, "test")
-    environment.interpreter(home, "test")
-    assert ready(home, "test") and ready(home, "lab")
+def test_tests_need_more_than_the_lab_and_keep_it(folder, installer):
+    interpreter("lab", folder=folder)
+    interpreter("test", folder=folder)
+    assert installer[-1][-1] == ".[author]"
+    count = len(installer)
+    interpreter("lab", folder=folder)
+    assert len(installer) == count
 
 
-@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
-def test_changed_requirements_bring_the_environment_up_to_date(home, installer, name):
-    environment.interpreter(home, "test")
-    kept = home.folder / "installed-before"
+@pytest.mark.parametrize("name", environment.FILES)
+def test_changed_requirements_bring_the_environment_up_to_date(folder, installer, name):
+    interpreter("lab", folder=folder)
+    kept = folder / "installed-before"
     kept.touch()
-    with (home.root / name).open("a") as file:
-        file.write("\n# changed\n")
-    assert not ready(home)
-    environment.interpreter(home, "lab")
-    assert kept.exists(), "brought up to date, not made anew"
-    assert ready(home, "test"), "what was installed for the tests stays"
+    (folder.parent / name).write_text("changed")
+    count = len(installer)
+    interpreter("lab", folder=folder)
+    assert len(installer) > count and kept.exists(), "brought up to date, not made anew"
 
 
-@pytest.mark.parametrize("fact", ["python", "torch", "root", "layout"])
-def test_other_foundations_mean_an_environment_made_anew(home, installer, fact, monkeypatch):
-    environment.interpreter(home, "lab")
-    stale = home.folder / "installed-before"
+@pytest.mark.parametrize("fact", ["python", "torch", "root", "state"])
+def test_other_foundations_mean_an_environment_made_anew(folder, installer, fact, monkeypatch):
+    interpreter("lab", folder=folder)
+    stale = folder / "installed-before"
     stale.touch()
-    memory = environment.remembered(home)
-    environment.remember(home, **(memory | {fact: "other", "key": "other"}))
+    environment.remember(folder, remembered(folder) | {fact: "cuda" if fact == "torch" else "other"})
     monkeypatch.setenv("COURSE_TORCH", "cpu")
-    environment.interpreter(home, "lab")
-    assert not stale.exists()
-    assert ready(home)
+    interpreter("lab", folder=folder)
+    assert not stale.exists() and remembered(folder)["state"] == "ready"
 
 
-@pytest.mark.parametrize(
-    "how", [KeyboardInterrupt, SetupError("pip failed"), OSError(28, "No space left on device")]
-)
-def test_interrupted_set_up_is_not_trusted_and_starts_over(home, installer, monkeypatch, how):
-    def interrupted(home, what, arguments, may_fail=False):
-        (home.folder / "half-installed").touch()
-        raise how
+@pytest.mark.parametrize("how", [KeyboardInterrupt(), OSError(28, "No space left on device"), None])
+def test_interrupted_set_up_is_not_trusted_and_starts_over(folder, installer, monkeypatch, how):
+    def interrupted(python, arguments):
+        (folder / "half-installed").touch()
+        if how:
+            raise how
+        return False  # pip failed
 
     with monkeypatch.context() as patch:
-        patch.setattr(environment, "pip_install", interrupted)
+        patch.setattr(environment, "run_pip", interrupted)
         with pytest.raises((KeyboardInterrupt, SetupError)):
-            environment.interpreter(home, "lab")
-    assert (home.folder / "half-installed").exists()
-    assert not ready(home)
-    environment.interpreter(home, "lab")
-    assert not (home.folder / "half-installed").exists()
-    assert ready(home)
+            interpreter("lab", folder=folder)
+    assert remembered(folder)["state"] == "unfinished"
+    interpreter("lab", folder=folder)
+    assert not (folder / "half-installed").exists() and remembered(folder)["state"] == "ready"
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"state": "ready"}', '{"state": "ready", "key": "another"}'])
-def test_unreadable_or_foreign_marker_is_not_trusted(home, text):
-    home.python.parent.mkdir(parents=True)
-    home.python.touch()
-    home.marker.write_text(text)
-    assert not ready(home)
+@pytest.mark.parametrize("text", ["", "[]", "[1]", '{"state": "ready"}'])
+def test_a_damaged_marker_is_not_trusted(folder, installer, text):
+    folder.mkdir()
+    (folder / MARKER).write_text(text)
+    (folder / "half-installed").touch()
+    interpreter("lab", folder=folder)
+    assert not (folder / "half-installed").exists() and remembered(folder)["state"] == "ready"
 
 
-def test_a_folder_that_the_course_did_not_make_is_left_alone(home, installer):
-    home.folder.mkdir()
-    (home.folder / "yours").touch()
+def test_a_folder_that_the_course_did_not_make_is_left_alone(folder, installer):
+    folder.mkdir()
+    (folder / "yours").touch()
     with pytest.raises(SetupError, match=r"is not the course's own: move it away.*--here"):
-        environment.interpreter(home, "lab")
-    assert [path.name for path in home.folder.iterdir()] == ["yours"] and installer == []
+        interpreter("lab", folder=folder)
+    assert [path.name for path in folder.iterdir()] == ["yours"] and installer == []
 
 
 # Failures, each in one sentence
 
 
-def test_missing_venv_module_is_said_with_its_remedy(home, monkeypatch):
-    failed = subprocess.CompletedProcess([], 1, stdout="", stderr="Traceback\nNo module named venv\n")
+def test_a_missing_venv_module_is_told_with_its_remedy(folder, monkeypatch):
+    failed = subprocess.CompletedProcess([], 1)
     monkeypatch.setattr(environment.subprocess, "run", lambda *_, **__: failed)
-    with pytest.raises(SetupError, match=r"No module named venv.*python3-venv.*then run the same command"):
-        environment.interpreter(home, "lab")
-    assert not ready(home)
+    with pytest.raises(SetupError, match=r"-m venv` failed .*python3-venv.*then run the same command"):
+        interpreter("lab", folder=folder)
+    assert remembered(folder)["state"] == "unfinished"
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
-    [
-        (
-            "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device\n",
-            "disk is full",
-        ),
-        (
-            "WARNING: connection broken by 'x'\nERROR: No matching distribution found for torch\n",
-            "No network",
-        ),
-        ("WARNING: connection broken by 'ProxyError('Cannot connect to proxy.')'\n", "correct HTTPS_PROXY"),
-        ("ERROR: No matching distribution found for torch==2.13.0\n", "no build of torch"),
-        ("ERROR: Failed building wheel for thing\n", "Failed building wheel for thing"),
-        ("", "could not install torch"),
-    ],
+    "problem", [PermissionError(13, "Permission denied"), OSError(28, "No space left on device")]
 )
-def test_pip_failures_are_told_in_one_sentence(said, told, tmp_path):
-    sentence = explain_failure(said, "torch", tmp_path / "log")
-    assert told in sentence
-    assert "\n" not in sentence
+def test_a_read_only_folder_and_a_full_disk_are_named(folder, monkeypatch, problem):
+    problem.filename = str(folder)
 
+    def refuse(*_, **__):  # root may write anywhere
+        raise problem
 
-def test_a_clone_that_may_not_be_written_to_is_told_in_one_sentence(home, monkeypatch):
-    refused = PermissionError(errno.EACCES, "Permission denied", str(home.folder))
-    monkeypatch.setattr(Path, "mkdir", Mock(side_effect=refused))  # root may write anywhere
-    words = rf"^You may not write to {re.escape(str(home.folder))}: clone the course"
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    words = rf"^Setting up .* failed \(\[Errno \d+\] {problem.strerror}: '{folder}'\): fix this or clone"
     with pytest.raises(SetupError, match=words):
-        environment.interpreter(home, "lab")
+        interpreter("lab", folder=folder)
 
 
-def test_a_proxy_that_does_not_answer_is_told_by_a_real_pip(tmp_path, monkeypatch):
+def test_where_no_index_answers_pip_says_so_and_one_sentence_what_to_do(tmp_path, monkeypatch, capfd):
     for name in [name for name in os.environ if name.startswith("PIP_") or name.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    home = Home(tmp_path)
-    home.python.parent.mkdir(parents=True)
-    home.python.symlink_to(sys.executable)
-    proxy = [
-        "--retries",
-        "1",
-        "--timeout",
-        "3",
-        "--proxy",
-        "http://127.0.0.1:9",
-        "--index-url",
-        "https://index.invalid/simple",
-    ]
-    index = ["--index-url", "https://index.invalid/simple"]
-    with pytest.raises(SetupError, match=r"^The proxy did not answer, so a package could not be installed"):
-        pip_install(home, "a package", [*proxy, *index, "a-package-of-nobody"])
-
-
-def test_no_network_is_told_by_a_real_pip(tmp_path, monkeypatch, capsys):
-    for name in [name for name in os.environ if name.startswith("PIP_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    home = Home(tmp_path)
-    home.python.parent.mkdir(parents=True)
-    home.python.symlink_to(sys.executable)
-    nowhere = [
-        "--retries",
-        "1",
-        "--timeout",
-        "3",
-        "--index-url",
-        "https://index.invalid/simple",
-        "a-package-of-nobody",
-    ]
-    with pytest.raises(SetupError, match="No network"):
-        pip_install(home, "a package", nowhere)
-    assert pip_install(home, "a package", nowhere, may_fail=True) is False
-    assert "a-package-of-nobody" in home.log.read_text()
-    # one line an attempt, and one that it was not available
-    assert len(capsys.readouterr().out.splitlines()) == 3
+    nowhere = ["--retries", "0", "--index-url", "https://index.invalid/simple", "a-package-of-nobody"]
+    with pytest.raises(SetupError, match=r"^pip could not install that and says why above: .*network.*disk"):
+        environment.pip_install(Path(sys.executable), nowhere)
+    assert "No matching distribution found for a-package-of-nobody" in capfd.readouterr().err
 
 
 # --here
 
 
-def test_here_uses_the_interpreter_in_use_if_it_has_what_is_needed(home):
-    assert environment.interpreter(home, "lab", here=True) == Path(sys.executable)
-    assert not home.folder.exists()
+def test_here_uses_the_interpreter_in_use_if_it_has_what_is_needed(folder):
+    assert interpreter("lab", here=True, folder=folder) == Path(sys.executable)
+    assert not folder.exists()
 
 
-@pytest.mark.parametrize(("name", "least"), [("no-such-package", "1"), ("torch", "99.0")])
-def test_here_names_what_is_absent_or_too_old(home, monkeypatch, name, least):
-    monkeypatch.setattr(environment, "requirements", lambda root, purpose: {name: least, "pytest": "1"})
-    with pytest.raises(SetupError, match=rf"--here needs {name}>={least} in .*install that"):
-        environment.interpreter(home, "lab", here=True)
+@pytest.mark.parametrize(("here", "is_clone"), [(True, True), (True, False), (False, False)])
+def test_here_and_a_wheel_name_what_is_absent_and_how_to_install_it(folder, monkeypatch, here, is_clone):
+    monkeypatch.setattr(environment, "IS_CLONE", is_clone)
+    monkeypatch.setitem(environment.NEEDED, "lab", ("torch", "no_such_package"))
+    what = r'--editable "\.\[lab\]"' if is_clone else r'"where-did-the-memory-go\[lab\]"'
+    command = rf"`{re.escape(sys.executable)} -m pip install {what}`"
+    with pytest.raises(SetupError, match=rf"needs no_such_package in .*{command}"):
+        interpreter("lab", here, folder)
+    assert not folder.exists()
 
 
-@pytest.mark.parametrize("here", [False, True])
-def test_a_wheel_makes_no_environment_and_names_the_extra_to_install(home, monkeypatch, here):
-    monkeypatch.setattr(environment, "IS_CLONE", False)
-    assert environment.interpreter(home, "lab", here) == Path(sys.executable)
-    monkeypatch.setattr(environment, "requirements", lambda root, purpose: {"no-such-package": "1"})
-    command = rf'`{re.escape(sys.executable)} -m pip install "where-did-the-memory-go\[lab\]"`\.$'
-    with pytest.raises(SetupError, match=rf"needs no-such-package>=1 in .*{command}"):
-        environment.interpreter(home, "lab", here)
-    assert not home.folder.exists()
-
-
-def test_an_environment_that_the_user_made_is_used_as_with_here(home, installer, monkeypatch):
+def test_an_environment_that_the_user_made_is_used_as_with_here(folder, installer, monkeypatch):
     """As `uv sync` makes it: in .venv, where set-up makes its own, but without its marker."""
-    home.folder.mkdir()
-    monkeypatch.setattr(environment.sys, "prefix", str(home.folder))
-    assert environment.interpreter(home, "lab") == Path(sys.executable) and installer == []
-    environment.remember(home, state="unfinished")
-    assert environment.interpreter(home, "lab") == home.python
+    folder.mkdir()
+    monkeypatch.setattr(environment.sys, "prefix", str(folder))
+    assert interpreter("lab", folder=folder) == Path(sys.executable) and installer == []
+    environment.remember(folder, {"state": "unfinished"})
+    assert interpreter("lab", folder=folder) == python_in(folder)
     assert installer, "one that set-up began is made anew"
-
-
-def test_many_missing_packages_are_counted():
-    said = environment.how_to_install([f"p{number}>=1" for number in range(5)], "test", here=True)
-    assert "--here needs p0>=1, p1>=1, p2>=1, 2 more in" in said
-    assert '-m pip install --editable ".[test]"`' in said
 
 
 # What an environment consists of
 
 
+def requirements(extra: str) -> dict[str, str]:
+    """The packages of an extra with those that it contains: the name and its oldest version."""
+    needed: dict[str, str] = {}
+    for item in PROJECT["optional-dependencies"][extra]:
+        contained = re.fullmatch(rf"{PROJECT['name']}\[(\w+)\]", item)
+        if contained:
+            needed |= requirements(contained[1])
+        else:
+            name, least = item.split(">=")
+            needed[name] = least
+    return needed
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)))
+
+
 def test_each_extra_contains_the_one_before_it_and_the_package_alone_needs_nothing():
     assert PROJECT["dependencies"] == []
-    needed = [environment.requirements(ROOT, extra) for extra in ("torch", "lab", "test", "author")]
-    assert [*needed[0]] == ["torch", "numpy"] and "jupyterlab" in needed[1] and "torch" in needed[3]
+    needed = [requirements(extra) for extra in ("torch", "lab", "test", "author")]
     assert all(less.items() < more.items() for less, more in pairwise(needed))
-    extras = {"torch", "lab", "test", "author"}
-    assert extras == set(PROJECT["optional-dependencies"]) == set(environment.SET_UP_WITH)
+    assert set(PROJECT["optional-dependencies"]) == set(environment.NEEDED)
 
 
 def test_lock_pins_every_direct_requirement_at_a_version_that_it_allows_and_holds_no_addresses():
-    numbers = environment.version_numbers
-    assert () < numbers("2.9.1") < numbers("2.11.0a0+git12") < numbers("2.13.0+cpu")
-    locked = {name.lower().replace("_", "-"): version for name, version in environment.locked(ROOT).items()}
-    for name, least in environment.requirements(ROOT, "author").items():
-        pinned = locked[name.lower().replace("_", "-")]
-        assert numbers(pinned) >= numbers(least), name
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = [line for line in lines if not line.startswith("#")]
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[0-9A-Za-z.]+", line) for line in pins)
+    locked = dict(line.lower().replace("_", "-").split("==") for line in pins)
+    for name, least in requirements("author").items():
+        assert numbers(locked[name.lower().replace("_", "-")]) >= numbers(least), name
 
 
 def test_conda_environment_has_the_packages_of_lab_and_test_and_a_python_that_the_package_allows():
@@ -340,18 +278,16 @@ def test_conda_environment_has_the_packages_of_lab_and_test_and_a_python_that_th
     assert {"pip": ["--editable ."]} in conda["dependencies"]
     listed = [rattler.MatchSpec(item, strict=True) for item in conda["dependencies"] if isinstance(item, str)]
     specs = {spec.name.normalized: spec for spec in listed if spec.name}
-    ours = {"torch": "pytorch"}
-    needed = {ours.get(name, name): least for name, least in environment.requirements(ROOT, "test").items()}
-    assert set(specs) == {*needed, "python", "pip"}
-    for name, least in needed.items():
-        version = rattler.VersionSpec(str(specs[name].version))
-        if name == "pytorch":
-            locked = rattler.Version(environment.locked(ROOT)["torch"])
-            assert version.matches(locked)
-            assert rattler.VersionSpec(f">={least}").matches(locked)
-        else:
-            assert str(specs[name].version) == f">={least}", name
+    needed = requirements("test")
+    torch = needed.pop("torch")
+    assert set(specs) == {*needed, "pytorch", "python", "pip"}
+    assert {name: str(specs[name].version) for name in needed} == {
+        name: f">={least}" for name, least in needed.items()
+    }
+    pinned = re.search(r"^torch==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert pinned and rattler.VersionSpec(str(specs["pytorch"].version)).matches(rattler.Version(pinned[1]))
+    assert rattler.VersionSpec(f">={torch}").matches(rattler.Version(pinned[1]))
     python = rattler.VersionSpec(str(specs["python"].version))
     versions = [rattler.Version(f"3.{minor}") for minor in range(10, 15)]
-    [pinned] = [version for version in versions if python.matches(version)]
-    assert rattler.VersionSpec(PROJECT["requires-python"]).matches(pinned)
+    [one] = [version for version in versions if python.matches(version)]
+    assert rattler.VersionSpec(PROJECT["requires-python"]).matches(one)

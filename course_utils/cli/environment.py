@@ -87,7 +87,8 @@ def wanted_facts(purpose: str, before: Mapping[str, str]) -> dict[str, str]:
 def remembered(folder: Path = FOLDER) -> dict[str, str]:
     """The marker's content; empty when there is none, "unfinished" when it cannot be read."""
     try:
-        return dict(json.loads((folder / MARKER).read_text(encoding="utf-8")))
+        facts = json.loads((folder / MARKER).read_text(encoding="utf-8"))
+        return dict(facts) or {"state": "unfinished"}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError):
