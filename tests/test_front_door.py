@@ -424,11 +424,14 @@ def set_up_course(tmp_path, monkeypatch) -> Path:
     venv.create(folder, with_pip=False, symlinks=os.name != "nt")
     packages = next(folder.glob("[lL]ib*/**/site-packages"))
     tell = "import json, os, sys\nprint(json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]))\n"
-    for name in {*environment.NEEDED["test"]} - {"jupyterlab", "pytest"}:
-        (packages / f"{name}.py").write_text("raise ImportError('only here to be found')")
-    for name in ("jupyterlab", "pytest"):
-        (packages / name).mkdir()
-        (packages / name / "__main__.py").write_text(tell)
+    for name in environment.NEEDED["test"]:
+        if name in ("jupyterlab", "pytest"):
+            (packages / name).mkdir()
+            (packages / name / "__main__.py").write_text(tell)
+        else:
+            (packages / f"{name}.py").write_text("raise ImportError('only here to be found')")
+        (packages / f"{name}-9999.dist-info").mkdir()
+        (packages / f"{name}-9999.dist-info" / "METADATA").write_text(f"Name: {name}\nVersion: 9999\n")
     monkeypatch.setattr(environment, "SHIPPED", tmp_path)
     environment.remember(folder, environment.wanted_facts("author", {}))
     return tmp_path
