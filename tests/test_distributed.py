@@ -158,7 +158,7 @@ def test_a_time_out_names_who_had_not_finished_and_where_it_was(monkeypatch):
 
         @staticmethod
         def time() -> float:
-            waits = list(Path(distributed.tempfile.tempdir).glob("*/logs/*/*/1/stderr.log"))
+            waits = list(Path(distributed.tempfile.gettempdir()).glob("*/logs/*/*/1/stderr.log"))
             return time.time() + (3600 if waits and waits[0].stat().st_size else 0)
 
     monkeypatch.setattr(distributed, "time", Clock)

@@ -51,7 +51,6 @@ TRIED = {
     "fit",
     "watch",
     "oom",
-    "quiz",
     "progress",
     "find",
     "rehearse",
@@ -260,7 +259,6 @@ def test_commands_that_compute_work_there(full: Installed, started: Path) -> Non
         "    optimizer.step()\n"
     )
     assert "parameters" in full.course("watch", "train.py", folder=started)
-    assert "0 of 5 questions solved" in full.course("quiz", "1", folder=started)
 
 
 def test_commands_of_teachers_work_there(full: Installed, started: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-from ..interactive.course_files import HAS_FOLDER, IS_CLONE, ROOT, python_path
+from ..interactive.course_files import HAS_FOLDER, ROOT, python_path
 from .environment import NAME, SetupError, interpreter
 
 SAME_ANSWERS = {"COURSE_SOURCE": "simulated", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -60,9 +60,9 @@ def course_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]
 
 
 def need_a_clone(name: str) -> None:
-    """SetupError for a command that works on the repository itself, where the course comes from a wheel."""
-    if not IS_CLONE:
-        raise SetupError(f"`{name}` needs a clone of the course's repository, but this is a wheel.")
+    """SetupError for a command that works on the repository itself, in a wheel's course or a release."""
+    if not (ROOT / "tests" / "conftest.py").exists():
+        raise SetupError(f"`{name}` needs a clone of the course's repository.")
 
 
 def need_a_folder(name: str) -> None:

@@ -71,7 +71,7 @@ def python_in(folder: Path) -> Path:
 
 
 def wanted_facts(purpose: str, before: Mapping[str, str]) -> dict[str, str]:
-    """What the marker says of an environment that is finished. What was installed before stays."""
+    """Facts that the marker of a finished environment holds. An extra that was installed before stays."""
     has_all = purpose in ("test", "author") or before.get("extra") == "author"
     files = [(SHIPPED / name).read_bytes() for name in FILES]
     return {

@@ -90,7 +90,7 @@ def why_no_ranks() -> str:
 def _task(
     program: str | Path | Callable[..., Any], arguments: Sequence[str], keywords: dict[str, Any], folder: Path
 ) -> dict[str, Any]:
-    """What `worker.launch` has to know of the program, as JSON can hold it."""
+    """The task that `worker.launch` performs, as JSON can hold it."""
     if callable(program):
         if arguments:
             raise ValueError("a function takes its arguments by name: run_ranks(function, 2, steps=3)")
