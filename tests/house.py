@@ -14,7 +14,7 @@ PACKAGE = ROOT / "course_utils"
 FLOORS = (
     "cli",
     "authoring",
-    "classroom",
+    "teaching",
     "benchmark",
     "lessons",
     "recording",
@@ -30,7 +30,18 @@ FLOORS = (
 )
 """The folders, from the top down: each imports from those below it alone."""
 
-NOUNS = ("run", "models", "model_files", "gpus", "breakdown", "measurement", "units", "errors", "pace")
+NOUNS = (
+    "run",
+    "models",
+    "model_files",
+    "gpus",
+    "breakdown",
+    "measurement",
+    "units",
+    "errors",
+    "pace",
+    "fence",
+)
 """The modules below all folders."""
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from course_utils.classroom import syllabi
 from course_utils.cli.main import COMMANDS
 from course_utils.demos import DEMOS
 from course_utils.lessons import lessons, quiz
+from course_utils.teaching import syllabi
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTES = (ROOT / "solutions" / "instructor.md").read_text(encoding="utf-8")

@@ -15,10 +15,10 @@ import nbformat
 import pytest
 from needs import need
 
-from course_utils.classroom import other_platforms
-from course_utils.classroom.grading import check_cells
 from course_utils.cli.main import COMMANDS, main
 from course_utils.interactive.course_files import ROOT, numbered
+from course_utils.teaching import other_platforms
+from course_utils.teaching.check_cells import check_cells
 
 FIRST = "notebooks/00_start_here.ipynb"
 REPOSITORY = "https://example.org/you/course.git"

@@ -15,10 +15,10 @@ import pytest
 import yaml
 
 from course_utils.authoring.pages import README, TABLE, check_pages, readme
-from course_utils.classroom.other_platforms import COLAB_BRANCH
 from course_utils.cli.main import COMMANDS
 from course_utils.cli.maintain import WORKFLOWS
 from course_utils.interactive.course_files import ROOT, number_of, numbered
+from course_utils.teaching.other_platforms import COLAB_BRANCH
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 CITATION = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))

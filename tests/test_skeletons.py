@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from new_lesson import MARK, SKELETONS, Lesson, WrongLesson, lesson, make, marks, run, with_row
 
-from course_utils.classroom import syllabi
 from course_utils.cli.maintain import new_lesson_options
 from course_utils.interactive.course_files import EXERCISES_WITH, LESSONS, ROOT, numbered
 from course_utils.recording.notebooks import read_notebook
+from course_utils.teaching import syllabi
 
 NEW = Lesson(f"{max(LESSONS) + 1:02d}", "tides", "High tide")
 ASIDE = shutil.ignore_patterns(".*", "__pycache__", "build", "site", "dist", "pyodide", "*.egg-info")

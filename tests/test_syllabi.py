@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from course_utils.classroom import syllabi
 from course_utils.interactive.course_files import CORE, ROOT
 from course_utils.interactive.progress import progress
+from course_utils.teaching import syllabi
 
 KNOWN = syllabi.lessons()
 

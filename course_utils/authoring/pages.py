@@ -9,8 +9,6 @@ from pathlib import Path
 
 from .. import TrainingRun, estimate, format_bytes, gpu
 from ..benchmark.gpu import GPU_TABLES
-from ..classroom import syllabi
-from ..classroom.other_platforms import COLAB_BRANCH, link
 from ..figures import stack
 from ..figures.canvas import Figure
 from ..figures.runs import NOT_COUNTED
@@ -19,6 +17,8 @@ from ..interactive.learner_folder import write_whole
 from ..lessons.calculators import errata
 from ..lessons.shared.cheat_sheet import cheat_sheet
 from ..recording.notebooks import BuildError
+from ..teaching import syllabi
+from ..teaching.other_platforms import COLAB_BRANCH, link
 
 HEAD = """# On real GPUs
 

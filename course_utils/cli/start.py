@@ -4,8 +4,8 @@ import shutil
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from ..classroom.release import FILES, PAGES, refuse_used
 from ..interactive.course_files import IS_CLONE, SHIPPED
+from ..teaching.release import FILES, PAGES, refuse_used
 from .environment import NAME, SetupError
 
 # what installs the package: the wheel holds it for `release` alone

@@ -3,8 +3,6 @@
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from ..classroom.graded_process import Limits
-from ..units import GB, MB
 from .command import Command, later
 
 
@@ -26,13 +24,12 @@ def folder_option(parser: ArgumentParser) -> None:
 
 def grade_options(parser: ArgumentParser) -> None:
     add = parser.add_argument
-    most = Limits()
-    add("folder", type=Path, help="the learners' notebooks: a folder, or a .zip as Moodle or Canvas makes it")
-    add("--out", type=Path, default=Path("grades"), help="folder for grades.csv and class.html")
-    add("--minutes", type=float, default=most.seconds / 60, help="processor time that one notebook may use")
-    add("--memory", type=float, default=most.memory / GB, help="GB of memory that one notebook may allocate")
-    add("--disk", type=float, default=most.disk / MB, help="MB of files that one notebook may write")
+    add("folder", type=Path, help="the learners' files: a folder, or a .zip as Moodle or Canvas makes it")
+    add("--out", type=Path, default=Path("grades"), help="folder for grades.csv (default: grades)")
+    add("--minutes", type=float, default=10.0, help="minutes that one notebook may take (default: 10)")
+    add("--memory", type=float, default=12.0, help="GB of memory for each of its processes (default: 12)")
     add("--jobs", type=int, default=2, help="notebooks to grade at the same time (default: 2)")
+    add("--unfenced", action="store_true", help="grade even where nothing keeps notebooks from your files")
 
 
 def colab_options(parser: ArgumentParser) -> None:
@@ -51,11 +48,11 @@ def links_options(parser: ArgumentParser) -> None:
     place.add_argument("--colab", action="store_true", help="links for Colab, to copies that `colab` writes")
 
 
-release = later("classroom.release")
-grade = later("classroom.grading")
-nbgrader = later("classroom.other_platforms", "nbgrader")
-colab = later("classroom.other_platforms", "colab")
-links = later("classroom.other_platforms", "links")
+release = later("teaching.release")
+grade = later("teaching.grade")
+nbgrader = later("teaching.other_platforms", "nbgrader")
+colab = later("teaching.other_platforms", "colab")
+links = later("teaching.other_platforms", "links")
 
 COMMANDS = {
     "rehearse": Command(

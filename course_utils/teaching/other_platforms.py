@@ -17,7 +17,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from ..interactive.course_files import ANSWERS, NOT_SOLVED_IMPORT, ONLY_IN_SOLUTIONS, ROOT, numbered
 from ..interactive.learner_folder import write_whole
-from .grading import check_cells
+from .check_cells import check_cells
 from .release import refuse_used, release
 
 FOLDERS = ("notebooks", "exercises")
