@@ -457,7 +457,7 @@ def _keepers(home: Path) -> dict[str, Kept]:
     }
 
     def graded(event: int) -> Row:
-        return Row(f"{event:02d}", "ada", {"04.1": "error: " + "x" * 400}, "")
+        return Row(f"{event:04d}", "ada", {"04.1": "error: " + "x" * 400}, "")
 
     def recorded(event: int) -> None:
         repair(recording)

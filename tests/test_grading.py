@@ -230,7 +230,8 @@ def test_a_grader_that_ends_keeps_its_rows_and_leaves_nothing(number: int, tmp_p
     put(tmp_path / "class", {"1.ipynb": b"", "2.ipynb": with_code(starts)})
     words = [str(tmp_path / "class"), "--out", str(tmp_path / "out"), *([] if FENCED else ["--unfenced"])]
     command = [sys.executable, "-m", "course_utils", "grade", "--here", *words]
-    grader = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    own = {**os.environ, "TMPDIR": str(tmp_path)}
+    grader = subprocess.Popen(command, cwd=ROOT, env=own, stdout=subprocess.DEVNULL)
     until(sleeping)
     below = psutil.Process(grader.pid).children(recursive=True)
     grader.send_signal(number)

@@ -129,7 +129,6 @@ def test_every_file_that_goes_through_the_lessons_is_among_them() -> None:
         "test_progress",
         "test_one_lesson",
         "test_wheel",
-        "test_grading",
         "test_quality",
         "test_lessons_calculators",
         "test_repository",

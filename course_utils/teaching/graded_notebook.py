@@ -33,7 +33,7 @@ def main(folder: Path) -> None:
         if task["fenced"]:
             enter(map(Path, task["readable"]), [home], [Path(path) for path in task["hidden"]])
         _limit(task["memory"])
-        _execute(task["cells"], home, results)
+        _execute(task["cells"], results)
     except Exception as error:
         problem = f"could not be executed ({type(error).__name__}: {error})"
         if type(error).__name__ == "DeadKernelError":
@@ -64,7 +64,7 @@ def _report(results: TextIO, **line: str) -> None:
     results.flush()
 
 
-def _execute(cells: list[dict[str, str]], home: Path, results: TextIO) -> None:
+def _execute(cells: list[dict[str, str]], results: TextIO) -> None:
     """Run the cells one after another, whatever fails, and report what each check said."""
     from nbclient import NotebookClient
     from nbformat.v4 import new_code_cell, new_notebook
@@ -89,9 +89,9 @@ def _execute(cells: list[dict[str, str]], home: Path, results: TextIO) -> None:
             _report(results, exercise=cells[cell_index]["exercise"], result=result)
 
     config = Config()
-    if sys.platform != "win32":  # files in place of ports, at which two notebooks could meet
+    if sys.platform != "win32":  # files in its home, in place of ports at which two notebooks could meet
         config.KernelManager.transport = "ipc"
-        config.KernelManager.connection_file = str(home / "kernel.json")
+        config.KernelManager.connection_file = "kernel.json"
     notebook = new_notebook(cells=[new_code_cell(cell["source"]) for cell in cells])
     client = Silent(
         notebook, config=config, on_cell_executed=executed, allow_errors=True, startup_timeout=600
