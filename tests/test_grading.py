@@ -185,6 +185,9 @@ for path in map(Path, WRITE):
 try: os.kill(GRADER, 0); found.append("may signal the grader")
 except OSError: pass
 Path("here").write_text("mine")
+from course_utils.ranks.launch import run_ranks
+def rank(): return 7
+if run_ranks(rank, 2) != [7, 7]: found.append("no ranks")
 """
 
 
@@ -200,9 +203,9 @@ def test_the_fence_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         ROOT / "mine",
         "/etc/course-mine",
     ]
-    known = f"READ, WRITE, GRADER = {[*map(str, read)]}, {[*map(str, write)]}, {os.getpid()}\n"
-    looks = LOOKS if fence.version() >= fence.SCOPES_SINCE else LOOKS.partition("try: os.kill")[0]
-    put(tmp_path, {"class/looks.ipynb": saying("found", known + looks), "class/other.ipynb": b""})
+    grader = os.getpid() if fence.version() >= fence.SCOPES_SINCE else 2**30
+    known = f"READ, WRITE, GRADER = {[*map(str, read)]}, {[*map(str, write)]}, {grader}\n"
+    put(tmp_path, {"class/looks.ipynb": saying("found", known + LOOKS), "class/other.ipynb": b""})
     found = graded(tmp_path / "class", tmp_path / "out")
     assert found["looks.ipynb"]["03.2"] == "not solved: []"
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["grades.csv"]
