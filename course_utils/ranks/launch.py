@@ -144,8 +144,6 @@ def _environment(task: dict[str, Any], folder: Path) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         # Without it a rank that ends soon closes connections that a slower one is still waiting for.
         "TORCH_DIST_INIT_BARRIER": "1",
-        # Seconds from a rank's failure to the end of all others.
-        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5",
     }
     if task["kind"] == "function":
         own["CUDA_VISIBLE_DEVICES"] = ""
