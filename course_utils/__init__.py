@@ -23,6 +23,7 @@ _OFFERED = {
     "measuring.comparing": "compare",
     "measuring.differences": "difference",
     "measuring.measurement_file": "read_measurement save_measurement",
+    "measuring.live": "expected_out_of_memory",
     "measuring.on_gpu": "on_gpu",
     "measuring.recorded": "recordings",
     "planning.twin": "twin",

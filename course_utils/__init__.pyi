@@ -24,6 +24,7 @@ from .lessons.shared.search import find as find
 from .measurement import Measurement as Measurement
 from .measuring.comparing import compare as compare
 from .measuring.differences import difference as difference
+from .measuring.live import expected_out_of_memory as expected_out_of_memory
 from .measuring.measurement_file import read_measurement as read_measurement
 from .measuring.measurement_file import save_measurement as save_measurement
 from .measuring.on_gpu import on_gpu as on_gpu

@@ -18,7 +18,6 @@ FLOORS = (
     "benchmark",
     "lessons",
     "recording",
-    "demos",
     "interactive",
     "measuring",
     "allocator",

@@ -88,7 +88,7 @@ def checks(folder: Path) -> Iterator[Check]:
             f"{kind}: ",
         ]
         yield Check(f"recorder: {kind}", command, 3700, partial(failed_tasks, out))
-    yield Check("demos", ["-m", "course_utils", "rehearse", "--here"], 900, failed_demos)
+    yield Check("demos", ["-m", "course_utils", "demos", "--check", "--here"], 900, failed_demos)
     for group in ("notebooks", "solutions"):
         for path in sorted((ROOT / group).glob("[0-9]*.ipynb")):
             yield Check(
@@ -122,9 +122,8 @@ def wrong_in(line: dict[str, Any]) -> Iterator[str]:
 
 
 def failed_demos(output: str) -> list[str]:
-    """Each step that does not do what its demo announces, in one line."""
-    _, _, problems = output.partition("not do what the demos announce:\n")
-    return [" ".join(problem.split()) for problem in re.split(r"\n(?=  \S)", problems) if problem.strip()]
+    """Each demo that failed, with its error."""
+    return re.findall(r"^FAIL +\d+ s  (.*)$", output, re.MULTILINE)
 
 
 def failed_cells(path: Path, output: str) -> list[str]:

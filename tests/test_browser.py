@@ -242,29 +242,6 @@ def test_a_lessons_link_opens_the_glossary_at_its_term(playground: browser.Page)
         playground.wait_for_function(place, arg=term.element_handle())
 
 
-def test_a_demo_takes_the_keyboard_and_goes_on_with_one_key_a_step(
-    server: browser.Server, playground: browser.Page
-) -> None:
-    """As on a stage: run the cell, touch no mouse. Text and picture fit a projector's 1280 by 720."""
-    page = playground
-    code = "from course_utils.demos import demo\ndemo('fragmentation')"
-    write(server, "stage.ipynb", nbformat.v4.new_code_cell(code))
-    page.set_viewport_size({"width": 1280, "height": 720})
-    with browser.opened(page, "stage.ipynb"):
-        browser.run_all(page)
-        page.wait_for_function("document.activeElement.innerText === 'Start'")
-        for number, key in enumerate(("Space", "Enter", "Space"), start=1):
-            page.keyboard.press(key)
-            page.get_by_role("heading", name=f"{number} · ").wait_for()
-            page.wait_for_function("document.activeElement.innerText === 'Next'")
-        picture = page.locator(".course-demo img")
-        picture.wait_for()
-        box = picture.bounding_box()
-        frame = page.locator("#jp-main-statusbar").bounding_box()
-        assert box is not None and frame is not None and box["y"] + box["height"] <= frame["y"]
-        assert browser.cell_errors(page) == []
-
-
 PICTURES = """outputs => Promise.all(outputs.flatMap(output => [...output.querySelectorAll('img')])
     .map(async image => { await image.decode(); return [image.naturalWidth, image.alt]; }))"""
 

@@ -162,7 +162,7 @@ PATHS = {
     "build": ["--check"],
     "site": ["--out", "out"],
     "benchmark": ["--out", "out"],
-    "rehearse": ["--gpu", "T4-16GB"],
+    "demos": ["--check"],
 }
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from course_utils.cli.main import COMMANDS
-from course_utils.demos import DEMOS
 from course_utils.lessons import lessons, quiz
 from course_utils.teaching import syllabi
 
@@ -72,7 +71,11 @@ def test_quiz_questions_that_notes_name_are_there():
 
 
 def test_what_is_shown_live_is_there():
-    assert set(re.findall(r'demo\("([\w-]+)"\)', NOTES)) == set(DEMOS)
+    demos = (ROOT / "notebooks" / "src" / "demos.py").read_text(encoding="utf-8")
+    titles = re.findall(r"^# ## (\d · .+)$", demos, re.MULTILINE)
+    assert len(titles) == 7 and all(f"| {title} |" in NOTES for title in titles)
+    named = re.findall(r"[Dd]emo (\d), ([^:.]+?)(?=[:.]|, shows|, fails)", NOTES)
+    assert {f"{number} · {name}" for number, name in named} == set(titles)
     assert set(re.findall(r"course_utils (\w+)", NOTES)) <= set(COMMANDS)
     sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "notebooks" / "src").glob("*.py"))
     players = set(re.findall(r"`(\w+_(?:player|sliders|builder))`", NOTES))

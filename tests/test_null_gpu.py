@@ -38,13 +38,7 @@ TASKS = [
     {"task": "three", "status": "measured", "detail": "", "parts": {"history": {"exact": False}}},
     {"task": "four", "status": "measured", "detail": "", "parts": {"scratch": {"operations": OPERATIONS}}},
 ]
-DEMOS = (
-    "  1. Start: 1.0 s. fine\n\n"
-    "These steps do not do what the demos announce:\n"
-    "  one: it is\n"
-    "     broken\n"
-    "  two: too\n"
-)
+DEMOS = "pass    2 s  1 · One\nFAIL   11 s  2 · Two: KeyError: 'x'\n1 failed\n"
 
 
 def test_pytests_summary_names_what_failed():
@@ -61,9 +55,9 @@ def test_the_recorder_names_tasks_that_were_not_measured_or_are_wrong_and_how_ma
     ]
 
 
-def test_what_does_not_go_as_the_demos_say_is_one_line_each():
-    assert failed_demos(DEMOS) == ["one: it is broken", "two: too"]
-    assert failed_demos("Every demo does what it announces.\n") == []
+def test_a_demo_that_fails_is_named_with_its_error():
+    assert failed_demos(DEMOS) == ["2 · Two: KeyError: 'x'"]
+    assert failed_demos("Every demo passed.\n") == []
 
 
 @pytest.mark.parametrize(
@@ -120,7 +114,7 @@ def test_every_live_path_is_checked():
     assert len(names) == len(set(names))
     assert {"tests/test_live.py", "tests/test_own_step.py", "tests/test_recorder.py", "demos"} <= set(names)
     assert {"notebooks/10_data_parallelism.ipynb", "solutions/19_will_it_fit.ipynb"} <= set(names)
-    kinds = {task.kind for task in recording_list()} - {"notebook", "demos"}
+    kinds = {task.kind for task in recording_list()} - {"notebook"}
     assert {name.removeprefix("recorder: ") for name in names if name.startswith("recorder: ")} == kinds
 
 

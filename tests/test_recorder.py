@@ -917,13 +917,7 @@ def test_what_executes_cells_waits_where_jupyter_is_not_there(monkeypatch, tmp_p
 
 def test_every_kind_of_task_is_rehearsed_but_those_that_need_a_card():
     listed = {item.kind for item in recording_list()}
-    assert listed - {item.kind for item in rehearsal_list()} == {
-        "context",
-        "scratch",
-        "cells",
-        "demos",
-        "published",
-    }
+    assert listed - {item.kind for item in rehearsal_list()} == {"context", "scratch", "cells", "published"}
     assert {item.topic for item in recording_list() if item.kind == "notebook"} >= {
         "notebooks/05_activations.ipynb",
         "solutions/05_activations.ipynb",

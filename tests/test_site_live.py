@@ -270,8 +270,7 @@ def slices(build: ModuleType) -> dict[str, str]:
     paths = sorted((ROOT / "notebooks").glob("*.ipynb"))
     found: dict[str, str] = {}
     for path in paths:
-        if path.stem != "demos":
-            found |= build.slices(json.loads(path.read_text(encoding="utf-8")))
+        found |= build.slices(json.loads(path.read_text(encoding="utf-8")))
     return found
 
 

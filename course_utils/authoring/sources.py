@@ -38,6 +38,9 @@ THIS_MACHINE = "this-machine"
 FOLDED_CODE = "hide-input"
 """The tag of cells whose code only draws: JupyterLab and the website fold it."""
 
+FOLDED_OUTPUT = "hide-output"
+"""The tag of cells whose outputs are folded until they run: JupyterLab and the website fold them."""
+
 FRAME = "border-left:6px solid #0072b2;padding:2px 14px"
 """The look of what a lesson begins and ends with: JupyterLab leaves it even if a notebook is not trusted."""
 
@@ -167,6 +170,8 @@ def _read(source: Path) -> tuple[list[NotebookNode], Mapping[str, Any]]:
         cell.metadata = NotebookNode(tags=tags) if tags else NotebookNode()
         if FOLDED_CODE in tags:
             cell.metadata.jupyter = NotebookNode(source_hidden=True)
+        if FOLDED_OUTPUT in tags:
+            cell.metadata.jupyter = NotebookNode(outputs_hidden=True)
     if not notebook.cells:
         raise BuildError(f"{source.name}: holds no cell; begin each with a line `# %%` or `# %% [markdown]`")
     return notebook.cells, notebook.metadata.get("course", {})

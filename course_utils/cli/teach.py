@@ -1,21 +1,24 @@
-"""Commands for teachers: rehearse demos, hand out the course, grade what comes back."""
+"""Commands for teachers: show demos, hand out the course, grade what comes back."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
+from ..interactive.course_files import ROOT
 from .command import Command, later
+from .learn import lab
 
 
-def rehearse_options(parser: ArgumentParser) -> None:
-    parser.add_argument("--gpu", default="", help="only estimate, for this GPU")
+def demos_options(parser: ArgumentParser) -> None:
+    parser.add_argument("--check", action="store_true", help="try every demo here, in a fresh kernel")
 
 
-def rehearse(chosen: Namespace) -> int:
-    """Run every demo, or estimate it with `--gpu`; 1 if anything differs from what the demos say."""
-    from ..demos import rehearse as rehearse_demos
+def demos(chosen: Namespace) -> int:
+    """Open the notebook of the demos in JupyterLab. With `--check` execute it; 1 if a demo fails."""
+    if chosen.check:
+        from ..authoring.demos import check
 
-    rehearsal = rehearse_demos(gpu_name=chosen.gpu, say=print)
-    return 1 if rehearsal.problems else 0
+        return check(ROOT / "notebooks" / "demos.ipynb")
+    return lab(Namespace(others=["--LabApp.default_url=/doc/tree/notebooks/demos.ipynb"]))
 
 
 def folder_option(parser: ArgumentParser) -> None:
@@ -55,9 +58,7 @@ colab = later("teaching.other_platforms", "colab")
 links = later("teaching.other_platforms", "links")
 
 COMMANDS = {
-    "rehearse": Command(
-        "try all demos before class (--gpu NAME: by estimate)", rehearse, rehearse_options, "torch"
-    ),
+    "demos": Command("open the demos for a lecture (--check: try them all)", demos, demos_options, "lab"),
     "release": Command("copy the course without solutions: release FOLDER", release, folder_option),
     "grade": Command("grade a folder or a .zip of notebooks: grade FOLDER", grade, grade_options, "lab"),
     "nbgrader": Command("write the exercises as nbgrader's source: nbgrader FOLDER", nbgrader, folder_option),

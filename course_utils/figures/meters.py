@@ -63,9 +63,7 @@ class Look(NamedTuple):
     mark: float = 11.0
 
 
-PAGE = Look()
-STAGE = Look(left=80.0, right=WIDTH - 268.0, top=84.0, bottom=352.0, title=26.0, text=19.0, mark=16.0)
-"""For a lecture: letters that can be read from the back row."""
+LOOK = Look()
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,6 @@ def meter_figure(
     about: str,
     source: str,
     axis: str,
-    look: Look = PAGE,
 ) -> Figure:
     """Allocated bytes over time, by kind where that is known.
 
@@ -94,6 +91,7 @@ def meter_figure(
     """
     if not samples:
         raise ValueError("there is nothing to draw: the meter has not read anything yet")
+    look = LOOK
     last = samples[-1]
     unit = "GB" if max(peak, capacity or 0) >= GB else "MB"
     title = f"{_shown(last.allocated, unit)} allocated now, {about}{_shown(peak, unit)} at the peak"

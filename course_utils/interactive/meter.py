@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import Measurement, replay
 from ..figures.canvas import Figure
-from ..figures.meters import PAGE, MeterMark, Reading, meter_figure
+from ..figures.meters import MeterMark, Reading, meter_figure
 from ..pace import running_shell
 
 if TYPE_CHECKING:
@@ -79,11 +79,8 @@ class Meter:
 
     `read` gets the seconds since the start, and returns None when there is no more to come; `source` says
     what is read. `mark("backward")` names a phase. Readings miss what happens between two of them; `peak` is
-    the counter's own wherever that is of this time alone. `look` may be `figures.meters.STAGE`, for text that
-    a lecture room can read.
+    the counter's own wherever that is of this time alone.
     """
-
-    look = PAGE
 
     def __init__(
         self,
@@ -225,7 +222,7 @@ class Meter:
         samples = list(self.samples)
         marks = list(self.marks)
         source = f"{self.source}{self._note}"
-        return meter_figure(samples, marks, self.capacity, peak, about, source, self.axis, self.look)
+        return meter_figure(samples, marks, self.capacity, peak, about, source, self.axis)
 
     def show(self) -> "Meter":
         """Show the picture in a notebook; it is drawn anew as the loop goes on."""

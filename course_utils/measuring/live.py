@@ -7,7 +7,7 @@ import gc
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -130,6 +130,31 @@ def released(advice: Callable[[str], str], otherwise: str = "") -> Iterator[None
         return
     # outside of the handler: raised inside, it would keep the error that it comes from as its context
     raise GpuOutOfMemory(advice(asked))
+
+
+@dataclass
+class Failure:
+    """The words with which memory ran out; empty until then."""
+
+    message: str = ""
+
+
+@contextmanager
+def expected_out_of_memory() -> Iterator[Failure]:
+    """Catch the GPU running out of memory, on purpose: the memory comes back, the message is kept.
+
+    Every other exception passes. Raises RuntimeError if the memory suffices, as nothing has failed then.
+    """
+    failure = Failure()
+    try:
+        yield failure
+    except RuntimeError as error:
+        if not isinstance(error, GpuOutOfMemory) and not is_out_of_memory(error):
+            raise
+        failure.message = str(error)
+        release(error)
+        return
+    raise RuntimeError("this should have run out of GPU memory, but there was enough")
 
 
 def _no_code() -> str:

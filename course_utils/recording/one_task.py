@@ -120,7 +120,7 @@ def perform(task: Task, device: Device, send: Send, seconds: float = 0.0) -> Non
     shared = await_turn()
     if seconds:
         faulthandler.dump_traceback_later(seconds, exit=True)
-    of_cells = {"cells": run_cells, "notebook": run_lesson, "demos": run_demos}
+    of_cells = {"cells": run_cells, "notebook": run_lesson}
     others: dict[str, Callable[[], Any]] = {
         "context": lambda: context_bytes(device),
         "workspaces": lambda: workspace_bytes(device),
@@ -161,18 +161,6 @@ def run_lesson(task: Task, device: Device, send: Send) -> None:
     send("notebook", **found)
     if found["failed"]:
         raise RuntimeError(f"{len(found['failed'])} cells fail, the first: {found['failed'][0]}")
-
-
-def run_demos(task: Task, device: Device, send: Send) -> None:
-    """Part "demos": the result of `rehearse`. RuntimeError, after it was sent, if a demo goes otherwise."""
-    from ..demos import rehearse
-
-    found = rehearse()
-    send("demos", text=str(found), problems=list(found.problems))
-    if found.problems:
-        raise RuntimeError(
-            f"{len(found.problems)} steps do not do as announced, the first: {found.problems[0]}"
-        )
 
 
 def variant_times(topic: str, device: Device) -> list[dict[str, Any]]:

@@ -12,9 +12,7 @@ import torch
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
-from ..demos import Stage
 from ..errors import GpuOutOfMemory
-from ..gpus import Gpu
 from ..measuring.devices import Cuda, Device
 from ..run import TrainingRun
 from ..units import GB, MiB
@@ -54,7 +52,6 @@ def prepared_shell(device: Device) -> InteractiveShell:
         too_large=TrainingRun("tiny-gpt", 4096, 64, "fp32", attention="eager"),
         model=torch.nn.Linear(1024, 1024),
         batch=torch.ones(2 * MiB // 1024, 1024),
-        stage=lambda: Stage(Gpu("a small card", device.free(), device.capability()), live=True),
     )
     shell.user_ns["optimizer"] = torch.optim.SGD(shell.user_ns["model"].parameters(), lr=0.1)
     run_cell(shell, CODE["prepared"])
@@ -63,11 +60,9 @@ def prepared_shell(device: Device) -> InteractiveShell:
 
 
 def failing_cell(shell: InteractiveShell, kind: str) -> None:
-    """Run it. RuntimeError unless it runs out of memory, or as a demo comes to its end."""
+    """Run it. RuntimeError unless it runs out of memory."""
     error = run_cell(shell, CODE["failing"][kind])
-    if kind == "demo" and error is None:
-        return
-    if kind != "demo" and isinstance(error, torch.OutOfMemoryError | GpuOutOfMemory):
+    if isinstance(error, torch.OutOfMemoryError | GpuOutOfMemory):
         return
     raise RuntimeError(f"a cell with {kind} was to run out of memory, and: {error!r}")
 

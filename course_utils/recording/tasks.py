@@ -28,7 +28,7 @@ STEPS = 2  # Steps of the passes whose memory is recorded; the first has no opti
 EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 """An environment variable that torch reads once, when its allocator begins: hence a process of its own."""
 
-NOTEBOOK_KINDS = ("cells", "notebook", "demos")  # Kinds of tasks that execute cells
+NOTEBOOK_KINDS = ("cells", "notebook")  # Kinds of tasks that execute cells
 
 CELLS = ("measure(run)", "measure(step=…)", "live_meter", "demo", "plain torch")
 """Kinds of cells that can run out of memory."""
@@ -40,7 +40,7 @@ TIMES_OUT_OF_MEMORY = 100  # Each kind of cell runs out of memory so often in a 
 # A lesson's budget where its own metadata state none, as in `course: {budget_seconds: 90}`
 LESSON_SECONDS = 60.0
 
-# Kept for a lesson next to others: on an H200 one took 44 GB, and demos, which fill a card, 72 GB
+# Kept for a lesson next to others: on an H200 one took 44 GB
 NOTEBOOK = 45 * GB
 
 LIVE_FACTOR = 3.0
@@ -54,9 +54,9 @@ class Task:
     `kind` says how it is done: "run" trains as `run` says, "history" keeps and replays its allocator's
     history, "kernels" runs attention alone for sequences of `seq_len` tokens, "times" compares the variants
     of `topic`, "context", "workspaces" and "scratch" measure what no simulation sees. "cells" runs out of
-    memory in cells of the kind `topic`, "notebook" executes the notebook of that path, "demos" rehearses the
-    demos, "published" runs the published steps whose rows `topic` names. One that does not train as `run`
-    says `needs` so many bytes; one that has to be `alone` shares the GPU with no other.
+    memory in cells of the kind `topic`, "notebook" executes the notebook of that path, "published" runs the
+    published steps whose rows `topic` names. One that does not train as `run` says `needs` so many bytes;
+    one that has to be `alone` shares the GPU with no other.
     """
 
     name: str
@@ -201,7 +201,7 @@ def everything() -> Iterator[Task]:
     for topic in COMPARISONS:
         yield Task(f"times of {topic}", "times", "times with their spread", topic=topic, alone=True)
     yield from map(kernels_task, (512, 1024, 2048, 4096, 8192, 16384))
-    # Running out of memory on purpose, and the demos
+    # Running out of memory on purpose
     for kind in CELLS:
         name = f"out of memory in a cell with {kind}"
         why = f"out of memory {TIMES_OUT_OF_MEMORY} times in a row"
@@ -211,7 +211,6 @@ def everything() -> Iterator[Task]:
     for environment in ({}, EXPANDABLE):
         for recorded in history_runs():
             yield history_task(recorded, environment)
-    yield Task("rehearsal of the demos", "demos", "every demo as it runs here", seconds=300.0, alone=True)
     yield from lessons("notebooks")
     yield from published
     yield from lessons("solutions")

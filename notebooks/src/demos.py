@@ -11,61 +11,261 @@
 # %% [markdown]
 # # Demos for the stage
 #
-# **31 minutes** for all seven, three to six for each. Each cell below is a demo in large type, for a lecture. Run the
-# cell, then press the space bar for the next step. A demo asks for a guess, then estimates, then runs. The audience
-# should know what lives in a training step. You can show a demo before its lesson or after it.
-#
-# Run `python3 -m course_utils rehearse` beforehand: it shows what will happen on this machine. [In a
-# classroom](../docs/classroom.md#demos) has the keys, the projector, and what to do when a demo fails.
+# **31 minutes** for all seven, three to six for each. The audience should know what lives in a training step. Run each
+# cell with Shift+Enter. Let the room guess first: outputs are folded until you run their cell. [In a
+# classroom](../docs/classroom.md#demos) says how to try all of it beforehand.
 
-# %%
-from course_utils.demos import demo
+# %% tags=["hide-input"]
+from IPython.display import HTML
 
-# %% [markdown]
-# ## One training step
-# With [lesson 01](01_where_did_the_memory_go.ipynb). Which memory rises, which falls, and which stays?
-
-# %%
-demo("training-step")
+HTML("""Large type, for this page alone: clear this output to make it small again.<style>
+.jp-Notebook { --jp-code-font-size: 18px; --jp-content-font-size1: 21px; }
+.course-picture, .course-picture > svg { max-width: 1150px !important; max-height: 54vh; }
+.jp-Notebook h2 { margin: 0 !important; }
+</style>""")
 
 # %% [markdown]
-# ## Out of memory, and back
-# This demo fails on purpose. With lesson 01 or [lesson 19](19_will_it_fit.ipynb).
+# Every run is sized to this machine's GPU. Without one, a T4 is simulated.
 
 # %%
-demo("out-of-memory")
+from dataclasses import replace
+
+import torch
+
+from course_utils import TrainingRun, card_here, estimate, expected_out_of_memory
+from course_utils import format_bytes, measure, on_gpu, twin
+from course_utils.figures import stack, timeline
+from course_utils.units import percent
+
+card = card_here()
+two_thirds = replace(card, memory=2 * card.room // 3)
+with on_gpu():
+    print(f"{card.name}: {format_bytes(card.room, 'GB', 1)}")
 
 # %% [markdown]
-# ## What Adam remembers
-# With [lesson 02](02_adam.ipynb). How much more memory than SGD does Adam need, and from when on?
+# ## 1 · One training step
+# **Guess.** How much memory does this step take at its peak?
 
 # %%
-demo("optimizer-states")
+run = twin(TrainingRun("gpt2-xl", micro_batch=1024, seq_len=512), two_thirds)
+print(run)
+print(f"{run.model.parameters:,} parameters")
+
+# %% tags=["hide-output"]
+found = estimate(run)
+title = f"{format_bytes(found.total)} by estimate, in {found.phase}"
+stack({"one step": found}, title, capacity=card)
 
 # %% [markdown]
-# ## Recomputation
-# With [lesson 06](06_recomputation.ipynb). One batch, three policies.
+# **Guess.** Which memory rises in forward, which falls in backward, and which stays?
 
-# %%
-demo("recomputation")
-
-# %% [markdown]
-# ## Gradient accumulation
-# With [lesson 08](08_gradient_accumulation.ipynb). Does a quarter of the batch take a quarter of the memory?
-
-# %%
-demo("accumulation")
+# %% tags=["hide-output"]
+measured = measure(run)
+kept = format_bytes(measured.moments["end of step 2"].total)
+timeline(measured, f"Activations come and go, {kept} stay after the step", capacity=card)
 
 # %% [markdown]
-# ## Free, but in pieces
-# This demo fails on purpose. With [lesson 12](12_allocator_and_fragmentation.ipynb).
-
-# %%
-demo("fragmentation")
+# Weights and Adam's states stay. Activations rise in forward and fall in backward, while gradients appear.
 
 # %% [markdown]
-# ## ZeRO, by estimate
-# With [lesson 11](11_zero_and_fsdp.ipynb). Nothing is run, because the other cards are not here.
+# ## 2 · Out of memory, and back
+# This batch is made for a card twice as large. The training is plain PyTorch.
 
 # %%
-demo("sharding")
+from course_utils.planning.twin import largest_micro_batch
+
+many = run.replace(micro_batch=4096)
+large = run.replace(micro_batch=largest_micro_batch(many, 2 * card.room))
+title = f"{large.micro_batch} sequences do not fit, by estimate"
+stack({f"b = {large.micro_batch}": estimate(large)}, title, capacity=card)
+
+# %%
+from course_utils.networks import network_for
+
+
+def train(run, steps=2):
+    model = network_for(run).to("cuda")
+    optimizer = torch.optim.AdamW(model.parameters())
+    tokens = torch.randint(run.model.vocab, (run.micro_batch, run.seq_len), device="cuda")
+    for _ in range(steps):
+        with torch.autocast("cuda", torch.bfloat16 if card.has_bf16 else torch.float16):
+            logits = model(tokens).flatten(0, 1)
+            loss = torch.nn.functional.cross_entropy(logits, tokens.flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+# %% tags=["hide-output"]
+with expected_out_of_memory() as failure, on_gpu(card.room):
+    train(large)
+print(failure.message)
+
+# %% [markdown]
+# **Guess.** Does this kernel still train, or is its memory full for good?
+
+# %% tags=["hide-output"]
+with on_gpu(card.room):
+    print(f"{format_bytes(torch.cuda.memory_allocated())} allocated after the failure")
+    torch.cuda.reset_peak_memory_stats()
+    train(run)
+    peak = torch.cuda.max_memory_allocated()
+print(f"{run.micro_batch} sequences: two steps taken, {format_bytes(peak)} at the peak")
+
+# %% [markdown]
+# The failed step's tensors are gone, so the same process trains on. Nothing else had a name for them.
+
+# %% [markdown]
+# ## 3 · What Adam remembers
+# The same model and batch with SGD. **Guess.** How much less memory, and from which moment on?
+
+# %% tags=["hide-output"]
+optimizers = {name: run.replace(optimizer=name) for name in ("sgd", "momentum", "adamw")}
+rows = {name: estimate(one) for name, one in optimizers.items()}
+more = format_bytes(rows["adamw"].total - rows["sgd"].total)
+stack(rows, f"AdamW takes {more} more than SGD, by estimate", capacity=card)
+
+# %% tags=["hide-output"]
+print(f"SGD peaks at {format_bytes(measure(optimizers['sgd']).peak)}, {measured.word}")
+first, second = (format_bytes(measured.timeline.step_peaks()[step]) for step in (1, 2))
+timeline(measured, f"AdamW's first step peaks at {first}, the second at {second}", capacity=card)
+
+# %% [markdown]
+# Momentum keeps one number per parameter, Adam keeps two. The first forward runs before they exist. A batch that passes
+# one step may fail in the second: always try two.
+
+# %% [markdown]
+# ## 4 · Recomputation
+# One batch, three ways. **Guess.** Full recomputation keeps only each block's input: how much memory is left, and how
+# much longer is a step?
+
+# %%
+whole = TrainingRun("gpt2", micro_batch=1024, seq_len=1024, loss_chunks=8)
+whole = twin(whole, two_thirds)
+policies = {name: whole.replace(recompute=name) for name in ("none", "selective", "full")}
+print(whole)
+
+# %% tags=["hide-output"]
+from course_utils.estimating.step_time import model_flops, recomputed_flops
+
+rows = {name: estimate(one) for name, one in policies.items()}
+less = percent(1 - rows["full"].total / rows["none"].total)
+more = percent(recomputed_flops(policies["full"]) / model_flops(whole))
+stack(rows, f"By estimate {less} less memory, for {more} more arithmetic", capacity=card)
+
+# %% tags=["hide-output"]
+rows = {name: measure(one) for name, one in policies.items()}
+less = percent(1 - rows["full"].peak / rows["none"].peak)
+title = f"{less} less, {rows['full'].word}: the price is one more forward pass"
+stack(rows, title, capacity=card, provenance=str(rows["full"].provenance))
+
+# %% [markdown]
+# Memory for time. Selective recomputation keeps the results of matrix products, and computes only cheap operations again.
+
+# %% [markdown]
+# ## 5 · Gradient accumulation
+# The same batch in four micro-batches. **Guess.** Does it take a quarter of the memory?
+
+# %%
+whole = twin(TrainingRun("gpt2", micro_batch=1024, seq_len=1024), two_thirds)
+whole = whole.replace(micro_batch=whole.micro_batch // 4 * 4)
+parts = whole.replace(micro_batch=whole.micro_batch // 4, accumulation_steps=4)
+print(f"{whole}\n{parts}")
+
+# %% tags=["hide-output"]
+rows = {"at once": measure(whole), "in 4 parts": measure(parts)}
+share = percent(rows["in 4 parts"].peak / rows["at once"].peak)
+title = f"{share} of the memory, {rows['at once'].word}, not 25 %"
+stack(rows, title, capacity=card, provenance=str(rows["at once"].provenance))
+
+# %% [markdown]
+# Activations shrink to a quarter. Weights, gradients and states do not. **Guess.** What do ten times as many sequences
+# take?
+
+# %% tags=["hide-output"]
+ten = parts.replace(accumulation_steps=40)
+at_once = ten.replace(micro_batch=ten.global_batch, accumulation_steps=1)
+rows = {f"{ten.global_batch} at once": estimate(at_once), "in 40 parts": estimate(ten)}
+title = f"{format_bytes(rows['in 40 parts'].total)} by estimate: only time grows with the batch"
+stack(rows, title, capacity=card)
+
+# %% [markdown]
+# ## 6 · Free, but in pieces
+# Four activations come and go. Four of Adam's states come, and stay. **Guess.** Is there room for one more activation?
+
+# %%
+share = card.room // 100 // 2**20 * 2**20
+activations = [(23 * share, f"activation {number}") for number in (1, 2, 3, 4)]
+freed = [(-size, name) for size, name in activations]
+states = [(12 * share, f"state {number}") for number in (1, 2, 3, 4)]
+events = [*activations, *freed, *states, (20 * share, "one more activation")]
+for size, name in events:
+    print(f"{format_bytes(size):>9}  {name}")
+
+
+# %% tags=["hide-output"]
+def play(events):
+    held = {}
+    for size, name in events:
+        if size > 0:
+            held[name] = torch.empty(size, dtype=torch.uint8, device="cuda")
+        else:
+            del held[name]
+
+
+with expected_out_of_memory() as failure, on_gpu(card.room):
+    play(events)
+print(failure.message)
+
+# %% tags=["hide-output"]
+from course_utils import memory_map, replay
+
+in_pieces = replay(events, card.room)
+free = percent(in_pieces.failure.free_share)
+largest = format_bytes(in_pieces.failure.largest_free)
+memory_map(in_pieces, title=f"{free} is free, in pieces of at most {largest}")
+
+# %% [markdown]
+# Each state lies in a segment that an activation made. `PYTORCH_ALLOC_CONF=expandable_segments:True` makes one segment
+# that grows. **Guess.** Does it fit now?
+
+# %% tags=["hide-output"]
+in_one = replay(events, card.room, expandable_segments=True)
+if measured.source == "live":
+    torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    play(events)
+    torch.cuda.memory._set_allocator_settings("expandable_segments:False")
+print(in_one.message or "There is room.")
+memory_map(in_one, len(in_one), "The states lie side by side, and there is room after them")
+
+# %% [markdown]
+# ## 7 · ZeRO, by estimate
+# A model that is too large for this card. **Guess.** How many cards do you need if each keeps a copy?
+
+# %%
+from course_utils import PRESETS
+
+dense = [model for model in PRESETS.values() if not model.experts]
+model = min(
+    (model for model in dense if 16 * model.parameters > card.room),
+    key=lambda model: model.parameters,
+)
+precision = "bf16-master" if card.has_bf16 else "fp16-master"
+print(f"{model.name}: 16 bytes per parameter are {format_bytes(16 * model.parameters)}")
+
+# %% tags=["hide-output"]
+one = TrainingRun(model, 1, 512, precision, attention="efficient", recompute="full", world_size=16)
+rows = {f"{cards} cards": estimate(one.replace(world_size=cards)) for cards in (16, 1024)}
+stack(rows, "A replica is as large on 1,024 cards as on 16, by estimate", capacity=card)
+
+# %% [markdown]
+# Replicas split the batch, not the model. **Guess.** Which of ZeRO's stages fits?
+
+# %% tags=["hide-output"]
+stages = {f"ZeRO-{stage}": one.replace(zero_stage=stage) for stage in (1, 2, 3)}
+rows = {"replicas": estimate(one)} | {name: estimate(run) for name, run in stages.items()}
+fitting = [name for name, row in rows.items() if row.total <= card.room]
+stack(rows, f"On 16 cards, these fit: {', '.join(fitting)}, by estimate", capacity=card)
+
+# %% [markdown]
+# ZeRO-1 shards the states, ZeRO-2 also the gradients, ZeRO-3 also the weights. Nothing was run: these cards are not here.
