@@ -13,10 +13,11 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from course_utils import GpuOutOfMemory, TrainingRun, expected_out_of_memory, on_gpu
 from course_utils.authoring import demos
+from course_utils.authoring.build import INVITATION
 from course_utils.authoring.sources import FOLDED_OUTPUT
 from course_utils.cli import main as front_door
 from course_utils.interactive.course_files import ROOT
-from course_utils.recording.notebooks import read_notebook
+from course_utils.recording.notebooks import read_notebook, text_of
 
 NOTEBOOK = read_notebook(ROOT / "notebooks" / "demos.ipynb")
 
@@ -28,6 +29,9 @@ def test_seven_demos_ask_first_and_fold_what_they_answer() -> None:
         assert cell.cell_type == "markdown" or len(cell.source.splitlines()) <= 15
         is_folded = cell.metadata.get("jupyter", {}).get("outputs_hidden", False)
         assert is_folded == (FOLDED_OUTPUT in cell.metadata.get("tags", ()))
+        if is_folded:  # of which JupyterLab shows the first line
+            first = text_of(cell).lstrip("\n").partition("\n")[0]
+            assert first == INVITATION or first.startswith("simulated GPU")
 
 
 def test_an_expected_failure_is_kept_in_words_and_its_memory_comes_back() -> None:

@@ -12,7 +12,7 @@ from course_utils import TrainingRun, measure, replay
 from course_utils.allocator.policy import OutOfMemory
 from course_utils.breakdown import KINDS
 from course_utils.figures.canvas import WIDTH, text_width
-from course_utils.figures.meters import MOST_POINTS, STAGE, MeterMark, Reading, meter_figure, thinned
+from course_utils.figures.meters import LOOK, MOST_POINTS, MeterMark, Reading, meter_figure, thinned
 from course_utils.interactive import meter as meters
 from course_utils.interactive.meter import Meter, Playback, live_meter, replay_meter
 from course_utils.units import GB, MB, round_up
@@ -262,16 +262,15 @@ def test_twelve_thousand_readings_are_drawn_small_and_with_few_calls_each():
         Reading(8 * t * MB, 0, 9 * t * MB, 9 * t * MB, dict.fromkeys(KINDS, t * MB), seconds=t / 20)
         for t in range(12_000)
     ]
-    assert calls(lambda: meter_figure(samples, [], 16 * GB, GB, "", "", "seconds", STAGE)) < 160_000
+    assert calls(lambda: meter_figure(samples, [], 16 * GB, GB, "", "", "seconds")) < 160_000
     assert len(meter_figure(samples, [], 16 * GB, GB, "", "", "seconds").svg) < 70_000
 
 
-def test_the_stages_letters_are_larger_and_stay_in_the_picture():
+def test_labels_stay_in_the_picture():
     samples = [
         Reading(3 * GB, 0, 4 * GB, 5 * GB, dict.fromkeys(KINDS, GB // 2), seconds=t / 10) for t in range(30)
     ]
-    drawn = meter_figure(samples, [MeterMark(0.5, "backward")], 16 * GB, 6 * GB, "", "", "seconds", STAGE).svg
-    labels = re.findall(rf'<text x="{STAGE.right + 8:g}" [^>]*font-size="([0-9.]+)"[^>]*>([^<]+)<', drawn)
+    drawn = meter_figure(samples, [MeterMark(0.5, "backward")], 16 * GB, 6 * GB, "", "", "seconds").svg
+    labels = re.findall(rf'<text x="{LOOK.right + 8:g}" [^>]*font-size="([0-9.]+)"[^>]*>([^<]+)<', drawn)
     assert len(labels) == len(KINDS) + 4  # allocated, reserved, the driver's and the GPU's
-    assert all(STAGE.right + 8 + text_width(words, float(size)) <= WIDTH for size, words in labels)
-    assert min(float(size) for size in re.findall(r'font-size="([0-9.]+)"', drawn)) >= 16
+    assert all(LOOK.right + 8 + text_width(words, float(size)) <= WIDTH for size, words in labels)

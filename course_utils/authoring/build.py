@@ -15,7 +15,7 @@ from ..interactive.course_files import EDITED, ROOT, notebooks
 from ..interactive.learner_folder import write_whole
 from ..recording.notebooks import BuildError, cell_name, read_notebook, run
 from .pages import check_pages, write_pages
-from .sources import THIS_MACHINE, differences, drafts, find_sources, fingerprint
+from .sources import FOLDED_OUTPUT, THIS_MACHINE, differences, drafts, find_sources, fingerprint
 
 
 def build_all(root: Path = ROOT, names: Sequence[str] = (), only_check: bool = False) -> int:
@@ -62,6 +62,7 @@ def build(root: Path, source: Path) -> None:
         refuse_stderr(notebook, draft.target.name)
     for draft, notebook in zip(planned, finished, strict=True):
         fold_answers(notebook)
+        hide_first_lines(notebook)
         forget_machine(notebook)
         share_script(notebook)
         if copy := save_edited(draft.target):
@@ -108,6 +109,18 @@ def fold_answers(notebook: NotebookNode) -> None:
         if answers:
             cell.outputs.insert(0, cell.outputs.pop(answers[0]))
             cell.metadata.setdefault("jupyter", NotebookNode()).outputs_hidden = True
+
+
+INVITATION = "<!-- Run this cell to see. -->"
+
+
+def hide_first_lines(notebook: NotebookNode) -> None:
+    """Put a line above pictures that are folded: JupyterLab shows the first line of what it has folded."""
+    for cell in notebook.cells:
+        if FOLDED_OUTPUT in cell.metadata.get("tags", ()):
+            for output in cell.outputs[:1]:
+                if "text/html" in output.get("data", {}):
+                    output.data["text/html"] = f"{INVITATION}\n{output.data['text/html']}"
 
 
 def forget_machine(notebook: NotebookNode) -> None:

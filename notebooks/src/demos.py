@@ -62,10 +62,14 @@ stack({"one step": found}, title, capacity=card)
 # %% tags=["hide-output"]
 measured = measure(run)
 kept = format_bytes(measured.moments["end of step 2"].total)
-timeline(measured, f"Activations come and go, {kept} stay after the step", capacity=card)
+timeline(measured, f"{kept} stay after the step, {measured.word}", capacity=card)
 
 # %% [markdown]
+# <details><summary>What it shows</summary>
+#
 # Weights and Adam's states stay. Activations rise in forward and fall in backward, while gradients appear.
+#
+# </details>
 
 # %% [markdown]
 # ## 2 · Out of memory, and back
@@ -113,7 +117,11 @@ with on_gpu(card.room):
 print(f"{run.micro_batch} sequences: two steps taken, {format_bytes(peak)} at the peak")
 
 # %% [markdown]
-# The failed step's tensors are gone, so the same process trains on. Nothing else had a name for them.
+# <details><summary>What it shows</summary>
+#
+# The failed step's tensors are gone, because no name holds them. So the same process trains on.
+#
+# </details>
 
 # %% [markdown]
 # ## 3 · What Adam remembers
@@ -126,13 +134,18 @@ more = format_bytes(rows["adamw"].total - rows["sgd"].total)
 stack(rows, f"AdamW takes {more} more than SGD, by estimate", capacity=card)
 
 # %% tags=["hide-output"]
-print(f"SGD peaks at {format_bytes(measure(optimizers['sgd']).peak)}, {measured.word}")
+sgd = format_bytes(measure(optimizers["sgd"]).peak)
 first, second = (format_bytes(measured.timeline.step_peaks()[step]) for step in (1, 2))
-timeline(measured, f"AdamW's first step peaks at {first}, the second at {second}", capacity=card)
+title = f"SGD peaks at {sgd}. AdamW's first step peaks at {first}, the second at {second}"
+timeline(measured, title, capacity=card)
 
 # %% [markdown]
+# <details><summary>What it shows</summary>
+#
 # Momentum keeps one number per parameter, Adam keeps two. The first forward runs before they exist. A batch that passes
 # one step may fail in the second: always try two.
+#
+# </details>
 
 # %% [markdown]
 # ## 4 · Recomputation
@@ -156,11 +169,20 @@ stack(rows, f"By estimate {less} less memory, for {more} more arithmetic", capac
 # %% tags=["hide-output"]
 rows = {name: measure(one) for name, one in policies.items()}
 less = percent(1 - rows["full"].peak / rows["none"].peak)
-title = f"{less} less, {rows['full'].word}: the price is one more forward pass"
-stack(rows, title, capacity=card, provenance=str(rows["full"].provenance))
+stack(
+    rows,
+    f"{less} less, {rows['full'].word}",
+    capacity=card,
+    provenance=str(rows["full"].provenance),
+)
 
 # %% [markdown]
-# Memory for time. Selective recomputation keeps the results of matrix products, and computes only cheap operations again.
+# <details><summary>What it shows</summary>
+#
+# Memory for time: the blocks' forward runs twice. Selective recomputation keeps the results of matrix products, and
+# computes only cheap operations again.
+#
+# </details>
 
 # %% [markdown]
 # ## 5 · Gradient accumulation
@@ -175,19 +197,31 @@ print(f"{whole}\n{parts}")
 # %% tags=["hide-output"]
 rows = {"at once": measure(whole), "in 4 parts": measure(parts)}
 share = percent(rows["in 4 parts"].peak / rows["at once"].peak)
-title = f"{share} of the memory, {rows['at once'].word}, not 25 %"
+title = f"{share} of the memory, {rows['at once'].word}"
 stack(rows, title, capacity=card, provenance=str(rows["at once"].provenance))
 
 # %% [markdown]
-# Activations shrink to a quarter. Weights, gradients and states do not. **Guess.** What do ten times as many sequences
-# take?
+# <details><summary>What it shows</summary>
+#
+# Activations shrink to a quarter. Weights, gradients and states do not.
+#
+# </details>
+#
+# **Guess.** What do ten times as many sequences take?
 
 # %% tags=["hide-output"]
 ten = parts.replace(accumulation_steps=40)
-at_once = ten.replace(micro_batch=ten.global_batch, accumulation_steps=1)
-rows = {f"{ten.global_batch} at once": estimate(at_once), "in 40 parts": estimate(ten)}
-title = f"{format_bytes(rows['in 40 parts'].total)} by estimate: only time grows with the batch"
-stack(rows, title, capacity=card)
+once = ten.replace(micro_batch=ten.global_batch, accumulation_steps=1)
+rows = {f"{ten.global_batch} at once": estimate(once), "in 40 parts": estimate(ten)}
+at_once, in_parts = (format_bytes(row.total) for row in rows.values())
+stack(rows, f"{in_parts} instead of {at_once}, by estimate", capacity=card)
+
+# %% [markdown]
+# <details><summary>What it shows</summary>
+#
+# Only time grows with the batch.
+#
+# </details>
 
 # %% [markdown]
 # ## 6 · Free, but in pieces
@@ -226,8 +260,13 @@ largest = format_bytes(in_pieces.failure.largest_free)
 memory_map(in_pieces, title=f"{free} is free, in pieces of at most {largest}")
 
 # %% [markdown]
-# Each state lies in a segment that an activation made. `PYTORCH_ALLOC_CONF=expandable_segments:True` makes one segment
-# that grows. **Guess.** Does it fit now?
+# <details><summary>What it shows</summary>
+#
+# Each state lies in a segment that an activation made, and keeps the rest of it from others.
+#
+# </details>
+#
+# `PYTORCH_ALLOC_CONF=expandable_segments:True` makes one segment that grows. **Guess.** Does it fit now?
 
 # %% tags=["hide-output"]
 in_one = replay(events, card.room, expandable_segments=True)
@@ -235,8 +274,15 @@ if measured.source == "live":
     torch.cuda.memory._set_allocator_settings("expandable_segments:True")
     play(events)
     torch.cuda.memory._set_allocator_settings("expandable_segments:False")
-print(in_one.message or "There is room.")
-memory_map(in_one, len(in_one), "The states lie side by side, and there is room after them")
+title = in_one.message or f"It fits: {format_bytes(in_one.allocated[-1])} allocated"
+memory_map(in_one, len(in_one), title)
+
+# %% [markdown]
+# <details><summary>What it shows</summary>
+#
+# The states lie side by side, and there is room after them.
+#
+# </details>
 
 # %% [markdown]
 # ## 7 · ZeRO, by estimate
@@ -256,10 +302,17 @@ print(f"{model.name}: 16 bytes per parameter are {format_bytes(16 * model.parame
 # %% tags=["hide-output"]
 one = TrainingRun(model, 1, 512, precision, attention="efficient", recompute="full", world_size=16)
 rows = {f"{cards} cards": estimate(one.replace(world_size=cards)) for cards in (16, 1024)}
-stack(rows, "A replica is as large on 1,024 cards as on 16, by estimate", capacity=card)
+sizes = [format_bytes(row.total) for row in rows.values()]
+stack(rows, f"{' and '.join(sizes)} for each card, by estimate", capacity=card)
 
 # %% [markdown]
-# Replicas split the batch, not the model. **Guess.** Which of ZeRO's stages fits?
+# <details><summary>What it shows</summary>
+#
+# Replicas split the batch, not the model.
+#
+# </details>
+#
+# **Guess.** Which of ZeRO's stages fits?
 
 # %% tags=["hide-output"]
 stages = {f"ZeRO-{stage}": one.replace(zero_stage=stage) for stage in (1, 2, 3)}
@@ -268,4 +321,9 @@ fitting = [name for name, row in rows.items() if row.total <= card.room]
 stack(rows, f"On 16 cards, these fit: {', '.join(fitting)}, by estimate", capacity=card)
 
 # %% [markdown]
-# ZeRO-1 shards the states, ZeRO-2 also the gradients, ZeRO-3 also the weights. Nothing was run: these cards are not here.
+# <details><summary>What it shows</summary>
+#
+# ZeRO-1 shards the states, ZeRO-2 also the gradients, ZeRO-3 also the weights. Nothing was run: these cards are not
+# here.
+#
+# </details>
