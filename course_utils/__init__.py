@@ -32,7 +32,6 @@ _OFFERED = {
     "allocator.replay": "replay",
     "allocator.counters": "counted",
     "allocator.memory_map": "memory_map",
-    "allocator.memory_map_page": "memory_map_page",
     "allocator.snapshots": "read_snapshot save_snapshot compare_with_gpu",
     "errors": "StepError GpuOutOfMemory SimulationUnavailable",
     "lessons.shared.search": "find",

@@ -4,7 +4,6 @@ time.
 
 from .allocator.counters import counted as counted
 from .allocator.memory_map import memory_map as memory_map
-from .allocator.memory_map_page import memory_map_page as memory_map_page
 from .allocator.policy import CachingAllocator as CachingAllocator
 from .allocator.replay import replay as replay
 from .allocator.snapshots import compare_with_gpu as compare_with_gpu

@@ -9,7 +9,7 @@ import pytest
 from counting import calls
 from engine import GPT, LLAMA, shallow, simulate, tiny
 
-from course_utils import TrainingRun, memory_map, memory_map_page, save_snapshot
+from course_utils import TrainingRun, memory_map, save_snapshot
 from course_utils.allocator.replay import EMPTY_CACHE, replay
 from course_utils.allocator.snapshots import snapshot_of
 from course_utils.measuring.recorded import from_json, to_json
@@ -200,15 +200,14 @@ def test_what_cannot_be_replayed_is_refused_in_words(source, said):
 )
 @pytest.mark.parametrize(
     "use",
-    [memory_map, memory_map_page, lambda thing: save_snapshot(thing, "memory.pickle")],
-    ids=["memory_map", "memory_map_page", "save_snapshot"],
+    [memory_map, lambda thing: save_snapshot(thing, "memory.pickle")],
+    ids=["memory_map", "save_snapshot"],
 )
 def test_what_takes_a_replay_says_how_to_get_one(use, thing, said):
     with pytest.raises(TypeError, match=said):
         use(thing)
 
 
-@pytest.mark.parametrize("use", [memory_map, memory_map_page])
-def test_what_draws_a_replay_takes_no_measurement(use):  # save_snapshot does: see test_snapshots.py
+def test_what_draws_a_replay_takes_no_measurement():  # save_snapshot does: see test_snapshots.py
     with pytest.raises(TypeError, match=r"given a Measurement: replay it first: replayed = replay\(mea"):
-        use(simulate(TrainingRun(tiny("gpt2"), 1, 16)))
+        memory_map(simulate(TrainingRun(tiny("gpt2"), 1, 16)))

@@ -119,10 +119,10 @@ def test_type_checkers_see_what_the_package_offers() -> None:
 
 
 def test_what_is_worked_with_in_notebooks_is_offered() -> None:
-    offered = ("memory_map", "memory_map_page", "read_snapshot", "save_snapshot", "compare_with_gpu")
+    offered = ("memory_map", "read_snapshot", "save_snapshot", "compare_with_gpu")
     errors = ("StepError", "GpuOutOfMemory", "SimulationUnavailable")
     code = f"import course_utils as c; print([callable(getattr(c, name)) for name in {offered + errors}])"
-    assert python(code).strip() == str([True] * 8)
+    assert python(code).strip() == str([True] * 7)
 
 
 def test_an_unknown_name_lists_what_there_is() -> None:

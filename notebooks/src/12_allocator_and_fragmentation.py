@@ -432,14 +432,14 @@ for moment, snapshot in snapshots.items():
 #
 # Change `"6 GiB"` to `"6.1 GiB"`, 102 MiB more. Predict, and run both cells.
 #
-# A replay with a capacity fails in the same place. Move the slider through the step. (The large map takes a moment.)
+# A replay with a capacity fails in the same place. Find the two holes in its map of the memory.
 
 # %%
-from course_utils import memory_map_page
+from course_utils import memory_map
 
 waits_for("12.largest")
 tight = replay(measured, "6 GiB")
-memory_map_page(tight)
+memory_map(tight)
 
 # %%
 failed = tight.failure
