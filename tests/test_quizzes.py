@@ -1,7 +1,6 @@
 """Quizzes: computed answers that follow the engine, one right choice, explanations that keep the secret."""
 
 import importlib
-import io
 import re
 import subprocess
 import sys
@@ -13,9 +12,8 @@ import pytest
 import torch
 
 from course_utils.authoring.build import ROOT
-from course_utils.cli import main as front_door
 from course_utils.interactive.course_files import LESSONS
-from course_utils.interactive.quiz import LETTERS, Attempt, Choice, Question, Quiz, ask, gb, worded
+from course_utils.interactive.quiz import Attempt, Choice, Question, Quiz, gb, worded
 from course_utils.interactive.quiz_form import QuizForm
 from course_utils.lessons import lessons, quiz
 from course_utils.models import PRESETS
@@ -61,7 +59,7 @@ def test_a_question_has_one_right_choice_and_explains_the_others_without_giving_
     question: Question,
 ) -> None:
     texts = [choice.text for choice in question.choices]
-    assert 3 <= len(texts) == len(set(texts)) <= len(LETTERS) and question.right.why
+    assert 3 <= len(texts) == len(set(texts)) <= 6 and question.right.why
     number = re.match(r"[\d.,]+", question.right.text)
     secret = rf"(?<![\w.,/−⁻]){re.escape(number[0] if number else question.right.text)}(?![\w%]|[.,]\d)"
     for choice in question.wrong:
@@ -198,37 +196,6 @@ def test_buttons_answer_at_once_and_can_be_pressed_again() -> None:
     assert form.restart.layout.display == "none"
 
 
-def letter(question: Question, text: str) -> str:
-    return LETTERS[[choice.text for choice in question.choices].index(text)]
-
-
-def test_a_terminal_asks_until_each_is_right(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    first, second = SMALL.questions
-    answers = ["z", letter(first, "one"), letter(first, "two").upper() + ")", letter(second, "four")]
-    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(answers)))
-    assert ask(SMALL).first_tries == [False, True]
-    said = capsys.readouterr().out
-    assert "Type a letter from a to c." in said and "Not quite. Add. Try again." in said
-    assert said.splitlines()[-1].startswith("All solved, 1 of 2")
-    assert not ask(SMALL).finished and capsys.readouterr().out.endswith("\n0 of 2 questions solved.\n")
-
-
-def test_the_command_asks_a_lesson_and_refuses_what_is_none(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.stdin", io.StringIO())
-        assert front_door.main(["quiz", "2"]) == 0
-    assert capsys.readouterr().out.startswith("Quiz of lesson 02")
-    for arguments, words in (
-        (["99"], "choose from 1, 2"),
-        ([], "required: LESSON"),
-        (["one"], "invalid int value"),
-    ):
-        assert front_door.main(["quiz", *arguments]) == 1
-        assert words in capsys.readouterr().err
-
-
 # --------------------------------------------------------------------------------------------------
 # what is stored
 
@@ -238,8 +205,6 @@ def test_what_is_printed_holds_no_secret_and_is_the_same_each_time(lesson: int) 
     shown = quiz(lesson)
     title = f"Quiz of lesson {lesson:02d}: {len(shown.questions)} questions"
     assert repr(shown) == f"{title}. Run this cell in a notebook to take it."
-    for question in shown.questions:
-        assert all(choice.text in str(shown) and choice.why not in str(shown) for choice in question.choices)
     first, second = (quiz(lesson)._repr_mimebundle_() for _ in range(2))
     view = "application/vnd.jupyter.widget-view+json"
     assert {**first, view: None} == {**second, view: None} and view in first
@@ -252,7 +217,7 @@ def test_what_is_printed_holds_no_secret_and_is_the_same_each_time(lesson: int) 
 def test_questions_need_the_standard_library_alone() -> None:
     code = (
         "import sys; from course_utils.lessons import lessons, quiz; "
-        "print(*(str(quiz(n)) for n in lessons()));"
+        "print(*(quiz(n) for n in lessons()));"
         "assert not {'torch', 'numpy', 'ipywidgets', 'IPython'} & set(sys.modules), 'too much is imported'"
     )
     done = subprocess.run(

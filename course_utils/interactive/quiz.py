@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 from ..figures.canvas import sentence
 from ..units import format_bytes, marked
 
-LETTERS = "abcdef"
-
 
 class Choice(NamedTuple):
     """An answer to choose, and why it is right, or the misconception that leads to it."""
@@ -73,12 +71,6 @@ class Quiz:
 
     def __repr__(self) -> str:
         return f"{self.title}. Run this cell in a notebook to take it."
-
-    def __str__(self) -> str:
-        """The questions with their choices, for a terminal; which one is right stays unsaid."""
-        numbered = enumerate(self.questions, start=1)
-        spelled = [_spelled(number, question) for number, question in numbered]
-        return "\n\n".join([self.title, *spelled])
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         """Buttons where there is a kernel, choices that unfold where there is none, always the same text."""
@@ -152,30 +144,3 @@ def verdict(question: Question, choice: Choice) -> str:
     """Say if `choice` is right, and why, or what is wrong with it."""
     opening = "Right." if choice == question.right else "Not quite."
     return f"{opening} {choice.why}"
-
-
-def ask(quiz: Quiz) -> Attempt:
-    """Ask a quiz in a terminal, each question until it is solved or the input ends; returns the attempt."""
-    attempt = Attempt(quiz)
-    print(quiz.title)
-    try:
-        for number, question in enumerate(quiz.questions):
-            print(f"\n{_spelled(number + 1, question)}")
-            known: dict[str, Choice] = dict(zip(LETTERS, question.choices, strict=False))
-            while not attempt.solved(number):
-                letter = input(f"Your choice (a to {max(known)}): ").strip().lower().removesuffix(")")
-                choice = known.get(letter)
-                if choice is None:
-                    print(f"Type a letter from a to {max(known)}.")
-                else:
-                    print(attempt.choose(number, choice))
-    except EOFError:
-        print()
-    print(attempt.score)
-    return attempt
-
-
-def _spelled(number: int, question: Question) -> str:
-    pairs = zip(LETTERS, question.choices, strict=False)
-    choices = [f"   {letter}) {choice.text}" for letter, choice in pairs]
-    return "\n".join([f"{number}. {question.text}", *choices])
