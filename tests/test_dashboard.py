@@ -103,30 +103,26 @@ def test_what_makes_it_fit_comes_first_by_the_time_that_it_loses():
     fitting = [change for change in changes if change.fits and change.same_training]
     assert list(changes[: len(fitting)]) == fitting and len(fitting) >= 2
     assert [change.lost for change in fitting] == sorted(change.lost for change in fitting)
-    after = run_of(next(change.chosen for change in fitting if change.words == "8 micro-batches of 4"))
+    words = "micro-batch: 4, micro-batches per step: 8"
+    after = run_of(next(change.chosen for change in fitting if change.words == words))
     twice = after.replace(micro_batch=8, global_batch=32)  # 4 is the largest micro-batch that fits
     assert after.global_batch == 32 and estimate(twice).total * SAFETY > GPUS["RTX5090-32GB"].room
     others = [change for change in changes if not change.fits]
-    assert others == list(changes[-len(others) :])
+    assert others == list(changes[-len(others) :] if others else [])
     assert [change.peak for change in others] == sorted(change.peak for change in others)
 
 
-def test_a_run_that_fits_is_told_how_to_be_faster():
-    roomy = {"micro_batch": 1, "accumulation_steps": 32, "recompute": "full", "gpu": "A100-80GB"}
-    changes = next_changes(roomy)
-    assert changes and all(change.fits and change.lost < 0 and change.same_training for change in changes)
-    words = [change.words for change in changes]
-    assert {"no recomputation", "one micro-batch of 32", "optimizer adamw-fused"} <= set(words)
-    assert [change.lost for change in changes] == sorted(change.lost for change in changes)
+def test_a_run_that_fits_needs_no_change():
+    assert next_changes({"model": "gpt2", "micro_batch": 8}) == ()
 
 
 def test_a_card_that_lacks_a_format_is_offered_what_it_has():
     old = {"model": "gpt2", "micro_batch": 8, "gpu": "T4-16GB"}
     assert "no bf16 and no flash kernel" in dashboard(old).verdict
-    change = next_changes(old)[0]
+    change = next(change for change in next_changes(old) if not change.same_training)
     after = dashboard(change.chosen)
     assert after.run.precision.name == "amp-fp16" and after.run.attention == "efficient"
-    assert "But" not in after.verdict and not change.same_training
+    assert "But" not in after.verdict
 
 
 def test_sharing_among_ranks_keeps_the_global_batch_where_it_divides():
@@ -134,20 +130,16 @@ def test_sharing_among_ranks_keeps_the_global_batch_where_it_divides():
     assert changes and all(run_of(change.chosen).global_batch == 32 for change in changes)
     plain = SHARDED | {"zero_stage": 0, "micro_batch": 1}
     assert not [change for change in next_changes(plain) if "ranks" in change.words]
-    assert [change for change in next_changes(plain) if change.words.startswith("ZeRO-")]
+    assert [change for change in next_changes(plain) if "ZeRO" in change.words]
 
 
-def test_sharding_brings_fsdps_mixed_precision_and_the_way_back_autocast():
+def test_sharding_brings_fsdps_mixed_precision():
     whole = SHARDED | {"zero_stage": 0, "precision": "amp-bf16", "micro_batch": 1, "recompute": "full"}
     offered = {change.words: change for change in next_changes(whole)}
-    change = offered["ZeRO-3, FSDP2's mixed precision (bf16-master)"]
+    change = offered["precision: bf16-master, ZeRO shards: 3 (+ weights)"]
     assert run_of(change.chosen).precision.name == "bf16-master" and change.same_training
-    assert "precision bf16-master" not in offered or not offered["precision bf16-master"].same_training
     words = {c.words: c for c in next_changes(SHARDED | {"precision": "amp-bf16"})}
-    assert words["FSDP2's mixed precision (bf16-master)"].same_training
-    small = SHARDED | {"model": "gpt2", "seq_len": 1024, "accumulation_steps": 8, "precision": "bf16-master"}
-    back = [c for c in next_changes(small) if c.chosen["zero_stage"] < 2]
-    assert back and all(c.chosen["precision"] == "amp-bf16" and c.same_training for c in back)
+    assert words["precision: bf16-master"].same_training
     plan = best_plan(SHARDED)
     assert plan is not None and plan.same_training
     assert plan.chosen["precision"] == ("bf16-master" if plan.chosen["zero_stage"] > 1 else "amp-bf16")

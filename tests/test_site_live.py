@@ -150,9 +150,9 @@ def test_a_guess_is_locked_with_the_keyboard_alone_and_opens_its_answer(tab: Pag
     clean(tab)
     tab.get_by_label("Your guess, in GB").focus()
     tab.keyboard.type("many")
+    tab.keyboard.press("Enter")  # which locks nothing that is no number
     tab.get_by_text("Write your guess in GB, only the number.").wait_for()
     clean(tab)
-    tab.keyboard.press("Enter")  # which locks nothing that is no number
     for _ in "many":
         tab.keyboard.press("Backspace")
     tab.keyboard.type("4")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..gpus import GPUS
-from ..interactive.course_files import PACKAGE, ROOT, old_numbers
+from ..interactive.course_files import ROOT, old_numbers
 from ..models import LOGITS, PRESETS
 from ..planning import out_of_memory
 from ..run import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
@@ -78,9 +78,8 @@ def lab(chosen: Namespace) -> int:
         print(old_numbers(ROOT), file=sys.stderr)
     root = ["--allow-root"] if platform.system() == "Linux" and os.geteuid() == 0 else []
     own = [f"--ServerApp.root_dir={ROOT}", f"--LabApp.default_url={FIRST_LESSON}", *JUPYTERLAB]
-    first = os.environ.get("PYTHONSTARTUP") or str(PACKAGE / "interactive" / "kernel_start.py")
     command = [sys.executable, "-m", "jupyterlab", *own, *root, *chosen.others]
-    return hand_over(command, course_environment({"PYTHONSTARTUP": first}))
+    return hand_over(command, course_environment())
 
 
 def doctor(chosen: Namespace) -> int:

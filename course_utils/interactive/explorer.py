@@ -3,7 +3,7 @@
 It needs the standard library alone, as it is executed in a browser, too.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd
@@ -15,8 +15,8 @@ from ..estimating.step_time import step_seconds
 from ..figures.canvas import Figure, number
 from ..figures.runs import peak_stack, peak_title, place_words, step_columns
 from ..gpus import GPUS, Gpu, gpu
-from ..planning.fit import FREE, FSDP_POLICY, MAY_CHANGE, arrange, precision_at
-from ..planning.twin import SAFETY, fit_words, lacks, named, unsupported
+from ..planning.fit import FREE, MAY_CHANGE, arrange, precision_at
+from ..planning.twin import SAFETY, fit_words, lacks, unsupported
 from ..run import ATTENTIONS, OPTIMIZERS, PRECISIONS, TrainingRun
 from ..units import format_bytes, percent
 
@@ -57,7 +57,7 @@ TRAINED: dict[str, tuple[str, int, int | None]] = {
 
 LOGITS = {"family": "as the model's family", "fp32": "copied to fp32", "compute": "in the compute type"}
 
-STAGES = ("0: nothing", "1: states", "2: + gradients", "3: + weights")
+STAGES = ("0 (nothing)", "1 (states)", "2 (+ gradients)", "3 (+ weights)")
 RECOMPUTE = ("none", "selective-attention", "selective", "every-2", "every-4", "sqrt", "full", "offload")
 
 CONTROLS: tuple[Control, ...] = (
@@ -181,7 +181,7 @@ def card_of(chosen: Mapping[str, Any]) -> Gpu:
 
 
 class Suggestion(NamedTuple):
-    """A change of one choice, in words, and what it does.
+    """A change of one choice, or of a few that go together, and what it does.
 
     `chosen` are the choices after it and `peak` the run's bytes then. `lost` is by how many seconds a step
     becomes longer (see `step_time`). `same_training` is True if what is learned stays the same but for
@@ -207,31 +207,35 @@ class Suggestion(NamedTuple):
         return f"{format_bytes(self.peak, 'GB', 1)}, {fits}, {time}{learns}"
 
 
+def seconds_words(seconds: float) -> str:
+    if seconds >= 10:
+        return f"{seconds:,.0f} s"
+    if seconds >= 0.1:
+        return f"{seconds:.2g} s"
+    return f"{1000 * seconds:.2g} ms"
+
+
 MOST = 10  # so many changes are offered at most
 LOWERS = 0.99  # of the peak: so much a change that does not make a run fit may leave to be offered
-WORTH_WHILE = 0.001  # of the step: so much a change that makes a run faster has to save
 
 
 def next_changes(chosen: Mapping[str, Any]) -> tuple[Suggestion, ...]:
-    """Single changes worth trying, best first.
+    """Single changes worth trying, best first; none for a run that fits the card.
 
     First comes what makes the run fit (with `twin.SAFETY` in reserve, as for `fit`): the same training before
-    another, by the time that it loses. Then comes what lowers the peak most. Of a run that fits already: what
-    makes it faster; of one that asks for what the card lacks: what it can run. Raises ValueError like
+    another, by the time that it loses. Then comes what lowers the peak most. Raises ValueError like
     `dashboard`.
     """
-    now = _Choice(complete(chosen))
-    options = list(now.changes())
-    if now.refused:
-        options.sort(key=lambda change: (not change.fits, change.lost))
-        return tuple(options[:MOST])
-    fitting = [change for change in options if change.fits]
-    if now.fits:
-        least = -now.seconds * WORTH_WHILE
-        options = [change for change in fitting if change.same_training and change.lost < least]
-        fitting = options
+    now = complete(chosen)
+    card = card_of(now)
+    run = run_of(now)
+    peak = estimate(run).total
+    if peak * SAFETY <= card.room and not unsupported(run, card.capability):
+        return ()
+    found = list(_changes(now))
+    fitting = [change for change in found if change.fits]
     fitting.sort(key=lambda change: (not change.same_training, change.lost))
-    lowering = [change for change in options if not change.fits and change.peak <= LOWERS * now.peak]
+    lowering = [change for change in found if not change.fits and change.peak <= LOWERS * peak]
     lowering.sort(key=lambda change: change.peak)
     return tuple((fitting + lowering)[:MOST])
 
@@ -241,162 +245,110 @@ def best_plan(chosen: Mapping[str, Any]) -> Suggestion | None:
 
     None if none fits, or if it is best as it is. May take a second. Raises ValueError like `dashboard`.
     """
-    now = _Choice(complete(chosen))
-    best = arrange(run_of(chosen), now.card).best
+    now = complete(chosen)
+    best = arrange(run_of(now), card_of(now)).best
     if best is None:
         return None
     run = best.run
     names = ("micro_batch", "accumulation_steps", "recompute", "attention", "loss_chunks", "zero_stage")
     after = {name: getattr(run, name) for name in names} | {"precision": run.precision.name}
     after |= {"optimizer": run.optimizer.name, "bucket_view": int(run.bucket_view)}
-    return now.weigh(after)
+    return _weighed(now, after, same_training=True)
 
 
-def seconds_words(seconds: float) -> str:
-    if seconds >= 10:
-        return f"{seconds:,.0f} s"
-    if seconds >= 0.1:
-        return f"{seconds:.2g} s"
-    return f"{1000 * seconds:.2g} ms"
+def _changes(now: dict[str, Any]) -> Iterator[Suggestion]:
+    """Of each row of changes the first that fits, or the last that is possible."""
+    for same_training, row in _rows(now, card_of(now)):
+        found = None
+        for asked in row:
+            found = _weighed(now, asked, same_training) or found
+            if found is not None and found.fits:
+                break
+        if found is not None:
+            yield found
 
 
-class _Choice:
-    """One choice, what it needs and how long a step takes: other choices are compared with it."""
-
-    def __init__(self, chosen: dict[str, Any]) -> None:
-        self.chosen = chosen
-        self.card = card_of(chosen)
-        run = run_of(chosen)
-        self.peak = estimate(run).total
-        self.refused = unsupported(run, self.card.capability)
-        self.fits = self.peak * SAFETY <= self.card.room
-        self.seconds = sum(step_seconds(run, self.card).values())
-
-    def weigh(self, asked: Mapping[str, Any]) -> Suggestion | None:
-        """This choice with other values; None if they change nothing, are refused, or the card lacks them."""
-        different = {name: value for name, value in asked.items() if self.chosen[name] != value}
-        after = self.chosen | different
-        card = GPUS[after["gpu"]]
-        try:
-            run = run_of(after)
-            if not different or unsupported(run, card.capability):
-                return None
-            peak = estimate(run).total
-        except ValueError:
+def _weighed(now: dict[str, Any], asked: Mapping[str, Any], same_training: bool) -> Suggestion | None:
+    """These choices with other values; None if they change nothing, are refused, or the card lacks them."""
+    after = now | asked
+    card = GPUS[after["gpu"]]
+    try:
+        run = run_of(after)
+        if after == now or unsupported(run, card.capability):
             return None
-        fits = peak * SAFETY <= card.room
-        lost = sum(step_seconds(run, card).values()) - self.seconds
-        # the recipe as it is, or as another of ZeRO's stages writes the same one
-        formats = (self.chosen["precision"], _formats(self.chosen, after["zero_stage"])["precision"])
-        same = _learned(self.chosen) == _learned(after) and after["precision"] in formats
-        return Suggestion(_spelled(different, after), after, peak, fits, lost, same)
-
-    def changes(self) -> Iterator[Suggestion]:
-        """Every possible change of one choice; of sizes and cards the one that goes just far enough."""
-        alternatives = [[different] for different in _single(self.chosen, self.card)]
-        for row in [*alternatives, *_rows(self.chosen, self.card, self.fits)]:
-            found = None
-            for different in row:
-                change = self.weigh(different)
-                fits = change is not None and change.fits
-                if self.fits and not fits:
-                    break  # of what makes a run faster, the last that still fits
-                found = change or found
-                if not self.fits and fits:
-                    break  # of what makes it smaller, the first that fits
-            if found is not None:
-                yield found
+        peak = estimate(run).total
+    except ValueError:
+        return None
+    before = sum(step_seconds(run_of(now), card_of(now)).values())
+    lost = sum(step_seconds(run, card).values()) - before
+    return Suggestion(_spelled(now, after), after, peak, peak * SAFETY <= card.room, lost, same_training)
 
 
-def _single(chosen: Mapping[str, Any], card: Gpu) -> Iterator[dict[str, Any]]:
-    """Choices that `planning.fit` knows too, each changed alone."""
-    if not card.has_bf16 and unsupported(run_of(chosen), card.capability):
-        yield {"precision": "amp-fp16", "attention": "efficient"}
+def _spelled(now: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """The controls that change, and to what: "micro-batch: 4, micro-batches per step: 8"."""
+    changed = [control for control in CONTROLS if now[control.name] != after[control.name]]
+    values = [control.options[control.values.index(after[control.name])][0] for control in changed]
+    return ", ".join(f"{control.label}: {value}" for control, value in zip(changed, values, strict=True))
+
+
+Row = tuple[bool, Sequence[dict[str, Any]]]
+"""True if the training stays the same, and changes that go further and further."""
+
+
+def _rows(now: Mapping[str, Any], card: Gpu) -> Iterator[Row]:
+    """Changes to look at: those that `planning.fit` knows, then smaller batches, more ranks, larger cards."""
     for name in ("recompute", "attention", "loss_chunks"):
-        yield from ({name: value} for value in FREE[name])
-    algorithm = OPTIMIZERS[chosen["optimizer"]].algorithm
+        yield from ((True, [{name: value}]) for value in FREE[name])
+    algorithm = OPTIMIZERS[now["optimizer"]].algorithm
     if algorithm in ("adam", "adamw"):
-        yield from ({"optimizer": f"{algorithm}-{how}"} for how in FREE["implementation"])
-    if chosen["world_size"] > 1:
-        yield from ({"bucket_view": int(value)} for value in FREE["bucket_view"])
-        for stage in FREE["zero_stage"]:
-            yield {"zero_stage": stage, "bucket_view": 0} | _formats(chosen, stage)
-    as_it_is = _formats(chosen, chosen["zero_stage"])
-    for name in ("precision", "pure-bf16", "optimizer"):
-        yield from (dict(change) for change in MAY_CHANGE[name] if change != as_it_is)
-    yield from ({"trained": name} for name in TRAINED)
-
-
-def _formats(chosen: Mapping[str, Any], stage: int) -> dict[str, Any]:
-    """The recipe that learns the same at another of ZeRO's stages, as `planning.FSDP_POLICY` has it."""
-    return {"precision": precision_at(stage, chosen["precision"], chosen["zero_stage"])}
-
-
-def _rows(chosen: Mapping[str, Any], card: Gpu, fits: bool) -> Iterator[list[dict[str, Any]]]:
-    """Sizes in order, from the nearest, each row a series of changes.
-
-    Micro-batches of one global batch grow for a run that fits, else they shrink. For what does not fit there
-    are ranks and cards, too.
-    """
-    size = chosen["micro_batch"]
-    batch = size * chosen["accumulation_steps"]
-    sizes = CONTROL["micro_batch"].values
-    if fits:
-        others = [other for other in sizes if other > size]
-    else:
-        others = [other for other in reversed(sizes) if other < size]
-    steps = CONTROL["accumulation_steps"].values
-    pairs = [(other, batch // other) for other in others if batch % other == 0 and batch // other in steps]
-    row = [{"micro_batch": other, "accumulation_steps": count} for other, count in pairs]
-    yield row
-    if fits:
-        return
-    ranks = [count for count in CONTROL["world_size"].values if count > chosen["world_size"]]
-    if not chosen["zero_stage"]:  # ranks that shard nothing save memory only by dividing the batch
-        ranks = [count for count in ranks if batch * chosen["world_size"] % count == 0]
-    yield [_on_ranks(chosen, count) for count in ranks]
+        yield from ((True, [{"optimizer": f"{algorithm}-{how}"}]) for how in FREE["implementation"])
+    if now["world_size"] > 1:
+        yield from ((True, [{"bucket_view": int(value)}]) for value in FREE["bucket_view"])
+        yield from ((True, [_sharded(now, stage)]) for stage in FREE["zero_stage"])
+    changes = [change for name in ("precision", "pure-bf16", "optimizer") for change in MAY_CHANGE[name]]
+    if not card.has_bf16:
+        changes.append({"precision": "amp-fp16", "attention": "efficient"})
+    as_it_is = {"precision": precision_at(now["zero_stage"], now["precision"], now["zero_stage"])}
+    yield from ((False, [change]) for change in changes if change != as_it_is)
+    yield from ((False, [{"trained": name}]) for name in TRAINED)
+    yield True, _splits(now)
+    yield from _more_ranks(now)
     larger = [other for other in GPUS.values() if other.room > card.room]
     larger.sort(key=lambda other: other.room)
-    yield [{"gpu": other.name} for other in larger]
+    yield True, [{"gpu": other.name} for other in larger]
 
 
-def _on_ranks(chosen: Mapping[str, Any], ranks: int) -> dict[str, Any]:
-    times = ranks // chosen["world_size"]
-    steps = chosen["accumulation_steps"]
-    size = chosen["micro_batch"]
-    fewer = gcd(times, steps)
-    smaller = gcd(times // fewer, size)
-    return {"world_size": ranks, "accumulation_steps": steps // fewer, "micro_batch": size // smaller}
+def _sharded(now: Mapping[str, Any], stage: int) -> dict[str, Any]:
+    """Another of ZeRO's stages, with the recipe that learns the same there (`planning.FSDP_POLICY`)."""
+    precision = precision_at(stage, now["precision"], now["zero_stage"])
+    return {"zero_stage": stage, "bucket_view": 0, "precision": precision}
 
 
-def _learned(chosen: Mapping[str, Any]) -> list[Any]:
-    """All that decides what is learned, but for rounding and the order of sums; see `planning.FREE`."""
-    batch = chosen["micro_batch"] * chosen["accumulation_steps"] * chosen["world_size"]
-    kept = [chosen[name] for name in ("model", "seq_len", "trained", "clip_grad_norm")]
-    return [batch, OPTIMIZERS[chosen["optimizer"]].algorithm, *kept]
+def _splits(now: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Smaller micro-batches of the same global batch, the largest first."""
+    batch = now["micro_batch"] * now["accumulation_steps"]
+    counts = CONTROL["accumulation_steps"].values
+    smaller = [size for size in CONTROL["micro_batch"].values if size < now["micro_batch"]]
+    smaller = [size for size in reversed(smaller) if batch // size in counts]
+    return [{"micro_batch": size, "accumulation_steps": batch // size} for size in smaller]
 
 
-def _spelled(different: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    recompute = {"none": "no recomputation", "offload": "activations offloaded to the host"}
-    count = after["accumulation_steps"]
-    several = f"{number(count)} micro-batches" if count > 1 else "one micro-batch"
-    chunks = after["loss_chunks"]
-    pieces = f"{chunks} chunks" if chunks > 1 else "one piece"
-    stage = after["zero_stage"]
-    precision = f"precision {after['precision']}"
-    if stage > 1 and after["precision"] in FSDP_POLICY.values():
-        precision = f"FSDP2's mixed precision ({after['precision']})"
-    words = {
-        "zero_stage": f"ZeRO-{stage}" if stage else "nothing sharded",
-        "precision": precision,
-        "gpu": f"{named(GPUS[after['gpu']])} instead",
-        "world_size": f"{number(after['world_size'])} ranks",
-        "micro_batch": f"{several} of {number(after['micro_batch'])}",
-        "bucket_view": f"gradients {CONTROL['bucket_view'].options[after['bucket_view']][0]}",
-        "recompute": recompute.get(after["recompute"], f"{after['recompute']} recomputation"),
-        "attention": f"{after['attention']} attention",
-        "loss_chunks": f"the loss in {pieces}",
-        "optimizer": f"optimizer {after['optimizer']}",
-        "trained": TRAINED[after["trained"]][0],
+def _more_ranks(now: Mapping[str, Any]) -> Iterator[Row]:
+    """More ranks: those that can share the global batch, and others if they shard something, too."""
+    batch = now["micro_batch"] * now["accumulation_steps"] * now["world_size"]
+    more = [count for count in CONTROL["world_size"].values if count > now["world_size"]]
+    yield True, [_on_ranks(now, count) for count in more if batch % count == 0]
+    if now["zero_stage"]:
+        yield False, [_on_ranks(now, count) for count in more if batch % count]
+
+
+def _on_ranks(now: Mapping[str, Any], ranks: int) -> dict[str, Any]:
+    """So many ranks, with fewer micro-batches, then smaller ones, as far as they can share the batch."""
+    times = ranks // now["world_size"]
+    fewer = gcd(times, now["accumulation_steps"])
+    smaller = gcd(times // fewer, now["micro_batch"])
+    return {
+        "world_size": ranks,
+        "accumulation_steps": now["accumulation_steps"] // fewer,
+        "micro_batch": now["micro_batch"] // smaller,
     }
-    return ", ".join(text for name, text in words.items() if name in different)

@@ -11,17 +11,7 @@ from urllib.parse import parse_qsl, urlencode
 
 from ..figures.axes import words
 from ..units import format_bytes
-from .explorer import (
-    CONTROL,
-    CONTROLS,
-    DEFAULTS,
-    GROUPS,
-    Suggestion,
-    best_plan,
-    complete,
-    dashboard,
-    next_changes,
-)
+from .explorer import CONTROL, CONTROLS, DEFAULTS, Suggestion, best_plan, complete, dashboard, next_changes
 
 
 def controls() -> str:
@@ -32,11 +22,6 @@ def controls() -> str:
         options = [[str(value), shown] for shown, value in control.options]
         found.append(asdict(control) | {"options": options, "first": first[control.name]})
     return json.dumps(found)
-
-
-def groups() -> str:
-    """The names of the groups of controls, from the one that is used most."""
-    return json.dumps(GROUPS)
 
 
 def draw(chosen: str) -> str:

@@ -1,9 +1,8 @@
 """The Explorer in a notebook: all choices of a training run, and what to change next as buttons.
 
-Only notebooks import this module.
+Only notebooks import this module. Every rule is in `explorer`.
 """
 
-import asyncio
 from collections.abc import Mapping
 from functools import partial
 from html import escape
@@ -16,8 +15,6 @@ from ..figures.canvas import Figure, below_one_another
 from ..run import TrainingRun
 from . import explorer as core
 from .widgets import RunSliders, wide_button
-
-PAUSE = 0.12  # seconds without input after which it is weighed what to change next: pictures come first
 
 
 class Explorer(RunSliders):
@@ -35,12 +32,8 @@ class Explorer(RunSliders):
         core.dashboard(chosen)
         self.begin = core.complete(chosen)
         self.changes: tuple[core.Suggestion, ...] = ()
-        self._waiting: asyncio.TimerHandle | None = None
-        self._applying = False
-        self.now: core.Dashboard | None = None
-        self.words = ipywidgets.HTML()
+        self.is_applying = False
         self.heading = ipywidgets.HTML()
-        self.step = ipywidgets.HTML()
         self.buttons = [_button("", partial(self._apply, index)) for index in range(core.MOST)]
         super().__init__(core.run_of(chosen), self.begin["gpu"])
         self.add_class("course-explorer")
@@ -51,30 +44,17 @@ class Explorer(RunSliders):
     def parts(self) -> list[Any]:
         groups = [part for name in core.GROUPS for part in self._group(name)]
         controls = ipywidgets.Box(groups).add_class("course-controls")
-        seen = ipywidgets.VBox([self.words, self.picture]).add_class("course-seen")
-        step = self.step.add_class("course-step")
-        columns = ipywidgets.Box([controls, seen, step]).add_class("course-columns")
+        seen = ipywidgets.Box([self.picture]).add_class("course-seen")
+        columns = ipywidgets.Box([controls, seen]).add_class("course-columns")
         changes = ipywidgets.Box(self.buttons).add_class("course-changes")
-        arrange = _button("Arrange it for me (about a second)", self._arrange)
+        self.arrange = _button("Arrange it for me (about a second)", self._arrange)
         reset = _button("Start over", lambda _: self.choose(self.begin))
-        row = ipywidgets.Box([arrange, reset], layout={"flex_flow": "row wrap"})
+        row = ipywidgets.Box([self.arrange, reset], layout={"flex_flow": "row wrap"})
         return [columns, self.heading, changes, row]
 
-    def _group(self, name: str) -> tuple[ipywidgets.Button, ipywidgets.VBox]:
-        """A button that folds a group of controls, and the group; those of several GPUs begin folded."""
+    def _group(self, name: str) -> list[ipywidgets.Widget]:
         members = [self.controls[control.name] for control in core.CONTROLS if control.group == name]
-        group = ipywidgets.VBox(members)
-        button = wide_button(name, "course-change").add_class("course-group")
-
-        def fold(_: object, folded: bool | None = None) -> None:
-            if folded is None:
-                folded = group.layout.display != "none"
-            group.layout.display = "none" if folded else ""
-            button.description = f"{'▸' if folded else '▾'} {name}"
-
-        fold(None, name == core.RANKS and self.begin["world_size"] == 1)
-        button.on_click(fold)
-        return button, group
+        return [ipywidgets.HTML(f"<b>{name}</b>"), *members]
 
     @property
     def run(self) -> TrainingRun:
@@ -82,73 +62,49 @@ class Explorer(RunSliders):
 
     def choose(self, chosen: Mapping[str, Any]) -> None:
         """Set several controls and draw once."""
-        self._applying = True
+        self.is_applying = True
         try:
             for name, value in chosen.items():
                 self.controls[name].value = value
         finally:
-            self._applying = False
+            self.is_applying = False
         self.update()
 
     def _apply(self, index: int, _: object) -> None:
         self.choose(self.changes[index].chosen)
+        if not self.changes:
+            self.arrange.focus()  # the button that was pressed is gone
 
     def update(self, change: object = None) -> None:
-        if self._applying:
-            return
-        super().update(change)
-        if self._waiting is not None:
-            self._waiting.cancel()
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:  # a script or a test, where nothing would come back to it
+        """Draw, then weigh what to change next: the page has the picture before that is known."""
+        if not self.is_applying:
+            super().update(change)
             self.show_changes()
-        else:
-            self._waiting = loop.call_later(PAUSE, self.show_changes)
 
     def redraw(self) -> tuple[Figure, str]:
-        self.now = None  # and stays so where the choices are refused
         now = core.dashboard(self.chosen)
-        self.now = now
-        if now.fits:
-            mark, look = "✓", "course-fits"
-        else:
-            mark, look = "✗", ""
+        mark, look = ("✓", "course-fits") if now.fits else ("✗", "")
         verdict = f"<b>{mark} {escape(now.verdict)}</b> {escape(now.peak_phase)}"
-        said = f"{verdict}<br><code>{escape(now.code)}</code>"
-        figure = below_one_another([now.stack, now.timeline], now.title)
-        return figure, f"<div class='course-verdict {look}'>{said}</div>"
-
-    def show(self, said: str, drawn: str) -> None:
-        if self.now is not None:  # else both stay, greyed
-            self.picture.value = self.now.stack.inline
-            self.step.value = self.now.timeline.inline
-        self.words.value = said
-        if self.now is None:
-            self.add_class("course-stale")
-        else:
-            self.remove_class("course-stale")
+        said = f"<div class='course-verdict {look}'>{verdict}<br><code>{escape(now.code)}</code></div>"
+        return below_one_another([now.stack, now.timeline], now.title), said
 
     def show_changes(self) -> None:
-        self.changes = core.next_changes(self.chosen) if self.now else ()
-        if self.now is None:
+        try:
+            self.changes = core.next_changes(self.chosen)
+            told = "It fits. Arranging it may still make it faster."
+            if self.changes:
+                told = "What to change next: press a button to apply it"
+            elif not core.dashboard(self.chosen).fits:
+                told = "None of the single changes on offer makes this run better."
+        except ValueError:
+            self.changes = ()
             told = "Suggestions appear once the run is possible."
-        elif self.changes:
-            told = "What to change next: press a button to apply it"
-        else:
-            told = "None of the single changes on offer makes this run better."
         self.heading.value = f"<div class='course-heading' role='heading' aria-level='4'>{told}</div>"
         for button, change in zip_longest(self.buttons, self.changes):
-            if change is None:
-                button.layout.display = "none"
-                continue
-            button.layout.display = ""
-            if change.fits:
-                button.description = f"✓ {change.words}: {change.effect}"
-                button.add_class("course-fits")
-            else:
-                button.description = f"✗ {change.words}: {change.effect}"
-                button.remove_class("course-fits")
+            button.layout.display = "none"
+            if change is not None:
+                button.description = f"{'✓' if change.fits else '✗'} {change.words}: {change.effect}"
+                button.layout.display = ""
 
     def _arrange(self, _: object) -> None:
         said = "No better arrangement of this training fits this card."
@@ -158,7 +114,7 @@ class Explorer(RunSliders):
                 said = f"Arranged: {plan.words} ({plan.effect})."
         except ValueError as error:
             said = f"Not possible: {error}."
-        self.words.value += f"<div role='status' style='line-height:1.6'>{escape(said)}</div>"
+        self.heading.value += f"<div role='status'>{escape(said)}</div>"
 
 
 explore = Explorer
@@ -166,6 +122,5 @@ explore = Explorer
 
 def _button(text: str, pressed: Any) -> ipywidgets.Button:
     button = wide_button(text, "course-change")
-    button.layout.display = "" if text else "none"  # until there is a change to offer
     button.on_click(pressed)
     return button

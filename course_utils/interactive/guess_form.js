@@ -8,6 +8,3 @@ widget.addEventListener("keyup", (event) => {
   const refused = widget.querySelector("[role=alert]") || !/\d/.test(field().value);
   if (event.key === "Enter" && event.target === field() && pressed === field() && !refused) button().focus();
 });
-widget.addEventListener("click", (event) => {
-  if (event.target.closest(".course-take-back")) field().focus(); // this button is about to be hidden
-});

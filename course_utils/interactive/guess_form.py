@@ -1,4 +1,4 @@
-"""The field for a guess in a notebook, with its buttons. Only notebooks import this module."""
+"""The field for a guess in a notebook, with its button. Only notebooks import this module."""
 
 from html import escape
 from pathlib import Path
@@ -30,16 +30,14 @@ class GuessForm(ipywidgets.VBox):
         self.text = text
         self.field = ipywidgets.Text(text, placeholder=asked, description=label, **look)
         self.button = ipywidgets.Button()
-        self.back = ipywidgets.Button(description="Take it back")
         self.answer = ipywidgets.HTML()
         self.told = ipywidgets.Text(value=NOT_TOLD)
         self.link: Any = None
         self.field.observe(lambda change: self.show(change.new), names="value")
         self.field.on_msg(self._key)
         self.button.on_click(self.ask_page)
-        self.back.add_class("course-take-back").on_click(self.take_back)
         self.told.observe(self._page_answers, names="value")
-        row = ipywidgets.HBox([self.field, self.button, self.back], layout={"flex_flow": "row wrap"})
+        row = ipywidgets.HBox([self.field, self.button], layout={"flex_flow": "row wrap"})
         script = Path(__file__).with_name("guess_form.js").read_text(encoding="utf-8")
         style = ipywidgets.HTML(f'<style onload="{escape(script)}"></style>', layout={"display": "none"})
         super().__init__([style, row, self.answer])
@@ -75,21 +73,12 @@ class GuessForm(ipywidgets.VBox):
         else:
             self.show(text)
 
-    def take_back(self, _: object = None) -> None:
-        try:
-            self.ask.take_back()
-        except ValueError as problem:
-            self.show(problem=str(problem))
-        else:
-            self.show()
-
     def show(self, text: str | None = None, problem: str = "") -> None:
-        """Say what is stored, and what is wrong with the text that is being typed."""
+        """Say what is stored, and what is wrong."""
         if text is not None:
             self.text = text
         said = self.ask.about(self.text)
-        self.button.description = "✓ Locked" if said.locked else "Lock it in"
-        self.back.layout.display = "" if said.locked and not said.final else "none"
+        self.button.description = said.button
         problem = problem or said.problem
         alert = f"<div role='alert'>{escape(problem)}</div>" if problem else ""
         self.answer.value = said.locked + alert

@@ -1,6 +1,6 @@
 """A learner's guess: stored before the answer is shown, then drawn next to it.
 
-Until then the answer, and with it all that its cell shows, is folded: see `FOLD`. A guess can be taken back
+Until then the answer, and with it all that its cell shows, is folded: see `FOLD`. A guess can be replaced
 until its answer has been shown.
 """
 
@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ..units import UNITS, format_bytes, percent
-from .failed_cells import running_shell
 from .learner_folder import remember, remembered
-from .ledgers import show
+from .ledgers import running_shell, show
 
 FOLD = (
     "<style>:is(.jp-OutputArea,.output_wrapper>.output,.cell_output,#output-body):has(details.course-answer:not([open]))"
@@ -51,29 +50,39 @@ class Guess:
 
 def stored_guesses() -> dict[str, Guess]:
     """Every guess locked on this machine, by key. ValueError for a file that may not be read."""
-    guesses: dict[str, Guess] = {}
-    for event in remembered()[0]:
-        if "guess" in event:
-            guesses.setdefault(event["guess"], Guess(event["value"], event["unit"], event["day"]))
-        guesses.pop(event.get("forgotten", ""), None)
-    return guesses
-
-
-def lock_guess(key: str, value: float, unit: str) -> Guess:
-    """Store a guess and return it; the first one stays. ValueError, with what to do, if it cannot be kept."""
-    if key not in stored_guesses():
-        remember(guess=key, value=value, unit=unit)
-    return stored_guesses()[key]  # another kernel's, if that was first
+    return _read()[0]
 
 
 def shown_answers() -> set[str]:
     """Keys of the stored guesses whose answer has been shown. Raises ValueError like `stored_guesses`."""
+    return _read()[1]
+
+
+def _read() -> tuple[dict[str, Guess], set[str]]:
+    """The last guess for each key before its answer was shown, and the keys whose answer was."""
+    guesses: dict[str, Guess] = {}
     shown = set[str]()
     for event in remembered()[0]:
+        if "guess" in event and event["guess"] not in shown:
+            guesses[event["guess"]] = Guess(event["value"], event["unit"], event["day"])
         if "answered" in event:
             shown.add(event["answered"])
-        shown.discard(event.get("forgotten", ""))
-    return shown
+        if "forgotten" in event:
+            guesses.pop(event["forgotten"], None)
+            shown.discard(event["forgotten"])
+    return guesses, shown
+
+
+def lock_guess(key: str, value: float, unit: str) -> Guess:
+    """Store a guess and return it; one whose answer has been shown stays.
+
+    Raises ValueError, with what to do, if it cannot be kept.
+    """
+    guess = stored_guesses().get(key)
+    is_new = guess is None or (guess.value, guess.unit) != (value, unit)
+    if is_new and key not in shown_answers():
+        remember(guess=key, value=value, unit=unit)
+    return stored_guesses()[key]
 
 
 def mark_shown(key: str) -> None:
@@ -81,15 +90,6 @@ def mark_shown(key: str) -> None:
     if key in stored_guesses() and key not in shown_answers():
         with suppress(ValueError):  # what cannot be remembered is shown all the same
             remember(answered=key)
-    for form in _FORMS[key]:
-        form.show()
-
-
-def forget_guess(key: str) -> None:
-    """Remove the guess stored under `key`, so that another can be made. KeyError where there is none."""
-    if key not in stored_guesses():
-        raise KeyError(key)
-    remember(forgotten=key)
 
 
 def parse_guess(text: str, unit: str) -> float:
@@ -143,24 +143,22 @@ class Prediction:
         if guess and self.key in shown_answers():
             return {"text/html": _locked(guess), "text/plain": repr(self)}
         asked = f"<p class='course-ask' {_data(self.key, self.unit)}>{html.escape(repr(self))}</p>"
-        form = self.form(f"{guess.value:.12g}" if guess else "")
+        text = f"{guess.value:.12g}" if guess else ""
         written = _locked(guess) if guess else asked
-        return {**form._repr_mimebundle_(), "text/html": written, "text/plain": repr(self)}
+        return {**self.form(text)._repr_mimebundle_(), "text/html": written, "text/plain": repr(self)}
 
     def form(self, text: str = "") -> Any:
         """A field that begins with this text, and says what is stored; only in a notebook."""
         from .guess_form import GuessForm
 
-        form = GuessForm(self, text)
-        _FORMS[self.key].append(form)
-        return form
+        return GuessForm(self, text)
 
     @property
     def placeholder(self) -> str:
         return f"your guess {_in(self.unit)}".strip()
 
     def store(self, text: str) -> None:
-        """Store the number in this text, unless one is stored. ValueError for no number, or if it cannot."""
+        """Store the number in this text. Raises ValueError for no number, and if it cannot be stored."""
         guess = lock_guess(self.key, parse_guess(text, self.unit), self.unit)
         folded = _SHOWN.pop(self.key, ())
         for handle, thing in folded:
@@ -168,38 +166,30 @@ class Prediction:
         if folded:
             mark_shown(self.key)
 
-    def take_back(self) -> None:
-        """Forget the guess, unless its answer has been shown. ValueError where that cannot be remembered."""
-        if self.key not in shown_answers():
-            with suppress(KeyError):  # another notebook has taken it back
-                forget_guess(self.key)
-
     def about(self, text: str) -> "About":
-        """Say what is stored, and what is wrong with the text that is in the field."""
+        """Say what is stored while this text is in the field."""
         try:
             guess = stored_guesses().get(self.key)
-            final = self.key in shown_answers()
+            is_final = self.key in shown_answers()
         except ValueError as unreadable:
-            return About(problem=str(unreadable))
+            return About("Lock it in", problem=str(unreadable))
         if guess is None:
-            return About(problem=problem_of(text, self.unit))
-        problem = ""
-        if not says(text, guess):
-            stays = "stays: its answer has been shown" if final else "stays until you take it back"
-            problem = f"Your guess of {guess} {stays}."
-        return About(_locked(guess), final, problem)
+            return About("Lock it in")
+        if _says(text, guess):
+            return About("✓ Locked", _locked(guess))
+        if is_final:
+            return About(
+                "✓ Locked", _locked(guess), f"Your guess of {guess} stays: its answer has been shown."
+            )
+        return About("Lock this instead", _locked(guess))
 
 
 class About(NamedTuple):
-    """The words under a field for a guess: the locked guess as HTML, if it is final, and what is wrong."""
+    """What is shown next to a field for a guess: its button, the locked guess as HTML, and what is wrong."""
 
+    button: str
     locked: str = ""
-    final: bool = False
     problem: str = ""
-
-
-_FORMS: dict[str, list[Any]] = defaultdict(list)
-"""By key, the fields that are shown in this notebook."""
 
 
 def _data(key: str, unit: str, actual: float | None = None) -> str:
@@ -210,24 +200,7 @@ def _data(key: str, unit: str, actual: float | None = None) -> str:
     return " ".join(f"data-{name}='{html.escape(str(value))}'" for name, value in data.items())
 
 
-def problem_of(text: str, unit: str) -> str:
-    """The objection of `parse_guess` to a text that is being typed, or "" while more may make it right."""
-    if not text.strip():
-        return ""
-    # the text as it is, then with what may still be typed: the end of the unit, or a digit
-    endings = [*(unit[start:] for start in range(len(unit), -1, -1)), "0"]
-    said = ""
-    for ending in endings:
-        try:
-            parse_guess(text + ending, unit)
-        except ValueError as problem:
-            said = said or str(problem)  # what is wrong with the text as it is
-        else:
-            return ""
-    return said
-
-
-def says(text: str, guess: Guess) -> bool:
+def _says(text: str, guess: Guess) -> bool:
     """True if a text says the number that is locked, or nothing."""
     try:
         return not text.strip() or parse_guess(text, guess.unit) == guess.value

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..breakdown import KINDS
-from ..pace import running_shell
 from ..units import UNITS, Table, format_bytes, format_signed
 from .saved_tensors import Saved
 
@@ -60,6 +59,12 @@ def _as_mapping(rows: Rows) -> dict[str, int]:
     for row in rows:
         sizes[row.name] = sizes.get(row.name, 0) + row.bytes
     return sizes
+
+
+def running_shell() -> Any:
+    """IPython's shell where this runs in a notebook, else None."""
+    ipython = sys.modules.get("IPython")
+    return ipython.get_ipython() if ipython else None
 
 
 def show(thing: object) -> None:

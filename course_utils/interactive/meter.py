@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from .. import Measurement, replay
 from ..figures.canvas import Figure
 from ..figures.meters import MeterMark, Reading, meter_figure
-from ..pace import running_shell
+from .ledgers import running_shell
 
 if TYPE_CHECKING:
     import torch

@@ -17,14 +17,13 @@ from ..errors import check_known
 from ..figures.canvas import INK, MARGIN, QUIET, RULE, Canvas, Figure, number, reflowing, ticks
 from ..figures.runs import peak_stack
 from ..gpus import Gpu, gpu
-from ..planning.twin import fit_words, lacks
+from ..planning.twin import fit_words
 from ..units import GB, GiB, format_bytes
-from .explorer import CONTROL, Control
+from .explorer import CONTROL, Control, verdict_words
 
 # bytes of one element
 DTYPES = {"fp32": 4, "tf32 (stored as fp32)": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int64": 8}
-# explorer.css has the widths
-STYLE = {"description_width": "104px"}
+STYLE = {"description_width": "150px"}
 LAYOUT = {"width": "auto"}
 
 
@@ -120,15 +119,8 @@ class RunSliders(SliderBox):
         super().__init__({name: own.get(name) or self._widget(CONTROL[name]) for name in self.names})
 
     def _widget(self, control: Control) -> ipywidgets.Widget:
-        options = list(control.options)
-        value = self.begins_with(control.name)
-        if value not in control.values:
-            options.append((str(value), value))
-        if control.kind == "steps":
-            options.sort(key=lambda option: option[1])
-        kind = ipywidgets.SelectionSlider if control.kind == "steps" else ipywidgets.Dropdown
-        style = {"description_width": "150px"}
-        return kind(options=options, value=value, description=control.label, style=style, layout=LAYOUT)
+        make = slider if control.kind == "steps" else dropdown
+        return make(control.label, control.options, self.begins_with(control.name))
 
     def begins_with(self, name: str) -> Any:
         value = self.card if name == "gpu" else getattr(self.first, name)
@@ -161,13 +153,12 @@ class RunSliders(SliderBox):
         card = self.gpu
         breakdown = self.breakdown
         figure = peak_stack(run, breakdown, card, fit_words(breakdown.total, card))
-        return figure, f"{verdict_html(breakdown.total, card)}{escape(lacks(run, card))}{code_html(run)}"
+        return figure, f"{verdict_html(run, breakdown.total, card)}{code_html(run)}"
 
 
-def verdict_html(total: int, card: Gpu) -> str:
+def verdict_html(run: TrainingRun, total: int, card: Gpu) -> str:
     mark = "✓" if total <= card.room else "✗"
-    verdict = fit_words(total, card)
-    return f"<b>{mark} {escape(verdict[0].upper() + verdict[1:])}.</b>"
+    return f"<b>{mark} {escape(verdict_words(run, total, card))}</b>"
 
 
 def code_html(run: TrainingRun) -> str:
@@ -240,19 +231,24 @@ def tensor_figure(size: int, title: str) -> Figure:
 
 def dropdown(description: str, options: Iterable[Any], value: Any) -> ipywidgets.Dropdown:
     """A list of values, or of (label, value), to choose from; a `value` that is not among them is added."""
-    choices = [option if isinstance(option, tuple) else (str(option), option) for option in options]
-    if value not in (chosen for _, chosen in choices):
-        choices.append((str(value), value))
+    choices = _with(value, options, str)
     return ipywidgets.Dropdown(
         options=choices, value=value, description=description, style=STYLE, layout=LAYOUT
     )
 
 
 def slider(
-    description: str, options: Iterable[float], value: float, spelled: Callable[[float], str] = number
+    description: str, options: Iterable[Any], value: float, spelled: Callable[[float], str] = number
 ) -> ipywidgets.SelectionSlider:
-    """A slider over these numbers and, if it is not one of them, the one to begin with, in rising order."""
-    choices = [(spelled(option), option) for option in sorted({*options, value})]
+    """A slider over numbers, or (label, number), and the one to begin with, in rising order."""
+    choices = sorted(_with(value, options, spelled), key=lambda choice: choice[1])
     return ipywidgets.SelectionSlider(
         options=choices, value=value, description=description, style=STYLE, layout=LAYOUT
     )
+
+
+def _with(value: Any, options: Iterable[Any], spelled: Callable[[Any], str]) -> list[tuple[str, Any]]:
+    choices = [option if isinstance(option, tuple) else (spelled(option), option) for option in options]
+    if value not in (chosen for _, chosen in choices):
+        choices.append((spelled(value), value))
+    return choices

@@ -159,7 +159,7 @@ def _trace(own: OwnStep, provenance: Provenance, steps: int) -> Measurement:
         watch = stack.enter_context(Watch(tracker, work, simulated))
         for number in range(1, steps + 1):
             watch.begin_step(number)
-            pace.at((number - 1) / steps, f"{said} step {number} of {steps}")
+            pace.at(f"{said} step {number} of {steps}")
             with errors_told(tracker, where):
                 result = work.advance()
             if not simulated:

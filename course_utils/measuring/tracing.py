@@ -100,7 +100,7 @@ def follow(training: Training, tracker: Tracker, steps: int, provenance: Provena
         ends = []
         for step in range(1, steps + 1):
             tracker.step = step
-            work.at((step - 1) / steps, f"{said} step {step} of {steps}")
+            work.at(f"{said} step {step} of {steps}")
             training.step(tracker)
             ends.append(len(tracker.events))
     if training.skipped_an_update:

@@ -96,7 +96,7 @@ def kernel_environment(home: Path) -> dict[str, str]:
         "MKL_NUM_THREADS": "1",
         "PYTHONHASHSEED": "0",
         "PYTHONPATH": python_path(),
-        "PYTHONSTARTUP": "",  # `lab` has a start-up file for its kernels
+        "PYTHONSTARTUP": "",  # a start-up file of one's own
         "COURSE_HOME": str(home / "course"),
         "IPYTHONDIR": str(home / "ipython"),
     }

@@ -13,7 +13,7 @@ from typing import Any
 
 import ipywidgets
 
-from course_utils.interactive.guesses import Guess, Revelation, parse_guess, problem_of
+from course_utils.interactive.guesses import Guess, Revelation, parse_guess
 
 SHOWN = (
     "value",
@@ -86,11 +86,6 @@ def changes() -> str:
 def tell(called: Any) -> None:
     """Set the function to call when a widget is out of date."""
     ipywidgets.tell = called
-
-
-def problem(text: str, unit: str) -> str:
-    """The mistake in a guess that is being typed, or "" while it can still become right."""
-    return problem_of(text, unit)
 
 
 def lock(text: str, unit: str) -> str:

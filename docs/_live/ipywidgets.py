@@ -168,6 +168,9 @@ class ToggleButton(_Described):
 
 
 class Button(_Described):
+    def focus(self) -> None:
+        """Nothing: on a page the focus goes where the browser puts it."""
+
     def on_click(self, called: Callable[[Any], Any]) -> None:
         self.pressed.append(called)
 

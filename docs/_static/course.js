@@ -49,7 +49,7 @@ class Guess {
     asked.replaceWith(this.form);
     this.form.addEventListener("submit", (event) => { event.preventDefault(); this.lock(); });
     this.field.addEventListener("focus", () => this.load(), { once: true });
-    this.field.addEventListener("input", () => this.check());
+    this.field.addEventListener("input", () => { if (!this.locked) this.say(""); });
     this.again.addEventListener("click", () => this.forget());
     const guess = kept.get(this.key);
     if (guess) this.show(guess);
@@ -65,17 +65,11 @@ class Guess {
   async load() {
     try {
       this.page = await asking((words) => { if (!this.locked) this.say(words); });
-      this.check();
+      if (!this.locked) this.say("");
     } catch (problem) {
       this.say(problemOf(problem), true);
     }
     return this.page;
-  }
-
-  check() {
-    if (!this.page || this.locked) return;
-    const problem = this.page.problem(this.field.value, this.unit);
-    this.say(problem, Boolean(problem));
   }
 
   async lock() {

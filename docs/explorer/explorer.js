@@ -53,7 +53,7 @@ class Page {
   }
 
   madeGroups() {
-    const names = JSON.parse(this.formulas.groups()), wide = matchMedia("(min-width: 56.25rem)").matches;
+    const names = [...new Set(this.controls.map(({ group }) => group))], wide = matchMedia("(min-width: 56.25rem)").matches;
     return names.map((name, place) => {
       const members = this.controls.filter(({ group }) => group === name).map((control) => this.madeControl(control));
       const open = place < (wide ? 3 : 1) ? { open: "" } : {}; // on a phone the one that is used most

@@ -69,8 +69,8 @@ for change in changes:
 # Most people try recomputation first, but it is not enough: for 32 sequences the logits and their gradient are too
 # large, and recomputation does not touch them.
 #
-# **Your turn:** press *Start over* on the page, then *full recomputation*, and look at what it offers next. Is the peak
-# still in the same column? What fills it now? Then choose *the loss in 8 chunks*. Which of the next changes makes all
+# **Your turn:** press *Start over* on the page, then *recompute: full*, and look at what it offers next. Is the peak
+# still in the same column? What fills it now? Then choose *chunks of the loss: 8*. Which of the next changes makes all
 # 32 sequences fit at once?
 
 # %% [markdown]

@@ -64,7 +64,7 @@ class ShardSliders(RunSliders):
         rows = {"formula": segments_of(states), "whole step": segments_of(peak)}
         figure = stack(rows, title, capacity=card.room, capacity_label=line, provenance=note)
         tokens = f"{run.world_size * run.micro_batch * run.seq_len:,} tokens at a time"
-        verdict = verdict_html(peak.total, card)
+        verdict = verdict_html(run, peak.total, card)
         return figure, f"{verdict} All ranks together process {tokens}.{code_html(run)}"
 
 

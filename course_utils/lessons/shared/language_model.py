@@ -12,7 +12,6 @@ from torch.overrides import TorchFunctionMode
 
 from ...models import TransformerConfig
 from ...networks import Transformer, build_network, default_dtype
-from ...pace import steps_of
 
 CORPUS = Path(__file__).with_name("corpus.txt")
 ADAMW = partial(torch.optim.AdamW, lr=3e-3)  # a rate at which this model learns well in 100 steps
@@ -55,7 +54,7 @@ def batches(
     """Yield, per step, token ids of random windows of the text and the ids that follow them, each (b, s)."""
     tokens = encode(corpus() if text is None else text)
     dice = torch.Generator().manual_seed(seed)
-    for _ in steps_of(steps, "training"):
+    for _ in range(steps):
         starts = torch.randint(len(tokens) - seq_len, (micro_batch, 1), generator=dice)
         windows = tokens[starts + torch.arange(seq_len + 1)]
         yield windows[:, :-1], windows[:, 1:]
