@@ -298,6 +298,7 @@ def test_guess_locked_in_the_first_lesson_is_laid_beside_its_answer(playground: 
         answer.get_by_text("Show me").wait_for()
         assert not figure.is_visible() and not answer.get_by_text("It is 85.9 GB").is_visible()
         field.fill("eighty")
+        field.press("Enter")
         ask.get_by_role("alert").filter(has_text="only the number").wait_for()
         field.fill("80")
         ask.get_by_role("alert").wait_for(state="detached")

@@ -82,11 +82,14 @@ class Explorer(RunSliders):
             self.show_changes()
 
     def redraw(self) -> tuple[Figure, str]:
-        now = core.dashboard(self.chosen)
+        self.now = now = core.dashboard(self.chosen)
         mark, look = ("✓", "course-fits") if now.fits else ("✗", "")
         verdict = f"<b>{mark} {escape(now.verdict)}</b> {escape(now.peak_phase)}"
         said = f"<div class='course-verdict {look}'>{verdict}<br><code>{escape(now.code)}</code></div>"
         return below_one_another([now.stack, now.timeline], now.title), said
+
+    def inline(self) -> str:
+        return self.now.stack.inline + self.now.timeline.inline
 
     def show_changes(self) -> None:
         try:

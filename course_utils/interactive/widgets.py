@@ -23,7 +23,7 @@ from .explorer import CONTROL, Control, verdict_words
 
 # bytes of one element
 DTYPES = {"fp32": 4, "tf32 (stored as fp32)": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int64": 8}
-STYLE = {"description_width": "150px"}
+STYLE = {"description_width": "160px"}
 LAYOUT = {"width": "auto"}
 
 
@@ -60,6 +60,7 @@ class SliderBox(ipywidgets.VBox):
         self.picture = ipywidgets.HTML()
         self.message = ""
         self.figure: Figure | None = None
+        self.drawn = ""
         for control in controls.values():
             control.observe(self.update, names="value")
         style = f'<style onload="{escape(read("names.js"))}">{read("widgets.css")}</style>'
@@ -71,23 +72,25 @@ class SliderBox(ipywidgets.VBox):
         return [ipywidgets.Box([*self.controls.values()]).add_class("course-grid"), self.picture]
 
     def update(self, change: object = None) -> None:
-        """Draws what the controls say, or explains why they are impossible and greys the last picture."""
+        """Draws what the controls say, or explains why they are impossible and greys the last picture.
+
+        Words and picture are set in one message: on the page they never contradict each other.
+        """
         try:
             self.figure, self.message = self.redraw()
             role = "status"
             look = ""
-            drawn = self.figure.inline
+            self.drawn = self.inline()
         except ValueError as error:
             self.message = f"<b>✗ Not possible:</b> {escape(str(error))}."
             role = "alert"
             look = " style='opacity:0.25'"
-            drawn = self.figure.inline if self.figure else ""
         said = f"<div role='{role}' style='line-height:1.6'>{self.message}</div>"
-        self.show(said, f"<div{look}>{drawn}</div>")
+        self.picture.value = f"{said}<div{look}>{self.drawn}</div>"
 
-    def show(self, said: str, drawn: str) -> None:
-        """Sets words and picture, as HTML, in one message: on the page they never contradict each other."""
-        self.picture.value = f"{said}{drawn}"
+    def inline(self) -> str:
+        """The picture as HTML that follows the page's theme and width."""
+        return self.figure.inline if self.figure else ""
 
     def __repr__(self) -> str:
         return self.invitation
