@@ -6,13 +6,12 @@ import math
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from itertools import permutations
 from numbers import Real
 from types import FunctionType, NoneType, UnionType
 from typing import Any, NoReturn, get_args
 
-from ..measurement import Measurement, Timeline
+from ..measurement import Measurement
 from ..units import UNITS, marked
 from .ledgers import show
 from .progress import Passed, mark_passed
@@ -180,10 +179,6 @@ def call(
     return of_kind(value, returns, _opening(answer, arguments, named), finite=finite)
 
 
-def by_name(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
-    return dict(zip(names, values, strict=True))
-
-
 def call_for_effect(answer: Any, *arguments: Any, **named: Any) -> None:
     """Call the learner's function for what it does: what it returns, even nothing, plays no part."""
     everything = (*range(len(arguments)), *named)
@@ -309,12 +304,6 @@ def _unit_slips() -> Iterator[tuple[float, str]]:
 def divisors(number: int) -> list[int]:
     """Every whole number that divides `number`, smallest first."""
     return [candidate for candidate in range(1, number + 1) if number % candidate == 0]
-
-
-def handed(measurement: Measurement) -> Measurement:
-    """Return a copy for a learner's function, whose changes to its lists do not reach `measurement`."""
-    timeline = Timeline(list(measurement.timeline.changes), list(measurement.timeline.marks))
-    return replace(measurement, moments=dict(measurement.moments), timeline=timeline)
 
 
 def _expect_signature(answer: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:

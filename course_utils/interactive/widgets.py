@@ -14,7 +14,8 @@ import ipywidgets
 
 from .. import MemoryBreakdown, TrainingRun, estimate
 from ..errors import check_known
-from ..figures.canvas import INK, MARGIN, QUIET, RULE, Canvas, Figure, number, reflowing, ticks
+from ..figures import bars
+from ..figures.canvas import Figure, number
 from ..figures.runs import peak_stack
 from ..gpus import Gpu, gpu
 from ..planning.twin import fit_words
@@ -204,32 +205,12 @@ class TensorSlider(SliderBox):
         factors = [*map(number, self.factors)]
         title = f"A tensor of {' × '.join(factors[:3])} takes {in_units}"
         worked_out = f"{' · '.join(factors)} = <b>{self.bytes:,} bytes</b> = {in_units}"
-        return tensor_figure(self.bytes, title), f"b · s · h · bytes of an element = {worked_out}"
+        sizes = {"the tensor": self.bytes, "1 GB": GB, "1 GiB": GiB}
+        figure = bars(sizes, title, digits=4, kind="activations", highlight="the tensor")
+        return figure, f"b · s · h · bytes of an element = {worked_out}"
 
 
 tensor_slider = TensorSlider
-
-
-@reflowing
-def tensor_figure(size: int, title: str) -> Figure:
-    canvas = Canvas()
-    largest = max(size, round(1.15 * GiB))
-    scale = (canvas.width - 2 * MARGIN - 40) / largest
-    top = canvas.title(title) + 34
-    for tick in ticks(0, largest / GB, 4 if canvas.narrow else 7):
-        x = MARGIN + tick * GB * scale
-        canvas.line(x, top - 6, x, top + 55)
-        canvas.text(x, top + 70, number(tick), 12, QUIET, text_anchor="middle")
-    canvas.rect(MARGIN, top, size * scale, 42, "#009E73", data_bytes=size)
-    for unit, name, anchor, aside in ((GB, "1 GB", "end", -5), (GiB, "1 GiB", "start", 5)):
-        x = MARGIN + unit * scale
-        canvas.line(x, top - 12, x, top + 50, INK, stroke_width=1.5, data_unit=unit)
-        leftmost = 52 if anchor == "end" else 0  # or the text would begin outside the picture
-        canvas.halo_text(max(x + aside, leftmost), top - 12, name, 12, text_anchor=anchor)
-    canvas.line(MARGIN, top + 50, canvas.width - MARGIN - 40, top + 50, RULE)
-    canvas.text(canvas.width / 2, top + 88, "GB", 12, QUIET, text_anchor="middle")
-    alt = f"{title}. A bar on an axis where 1 GB and, 7 percent further, 1 GiB are marked."
-    return Figure(canvas.svg(top + 100, title, alt), alt)
 
 
 def dropdown(description: str, options: Iterable[Any], value: Any) -> ipywidgets.Dropdown:
