@@ -187,7 +187,7 @@ async def _moving(chosen: dict[str, Any], rounds: int) -> tuple[list[float], int
         size for _ in range(rounds) for size in (*SIZES, *reversed(SIZES)) if size != chosen["micro_batch"]
     ]
     moved = [1000 * seconds_of(lambda size=size: setattr(slider, "value", size)) for size in sizes]
-    return moved, len((page.picture.value + page.words.value).encode())
+    return moved, len((page.picture.value).encode())
 
 
 if __name__ == "__main__":

@@ -210,4 +210,4 @@ def test_what_takes_a_replay_says_how_to_get_one(use, thing, said):
 
 def test_what_draws_a_replay_takes_no_measurement():  # save_snapshot does: see test_snapshots.py
     with pytest.raises(TypeError, match=r"given a Measurement: replay it first: replayed = replay\(mea"):
-        memory_map(simulate(TrainingRun(tiny("gpt2"), 1, 16)))
+        memory_map(simulate(TrainingRun(tiny("gpt2"), 1, 16)))  # pyrefly: ignore [bad-argument-type]

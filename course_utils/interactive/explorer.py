@@ -257,7 +257,7 @@ def best_plan(chosen: Mapping[str, Any]) -> Suggestion | None:
 
 
 def _changes(now: dict[str, Any]) -> Iterator[Suggestion]:
-    """Of each row of changes the first that fits, or the last that is possible."""
+    """Yield of each row of changes the first that fits, or the last that is possible."""
     for same_training, row in _rows(now, card_of(now)):
         found = None
         for asked in row:
@@ -268,7 +268,7 @@ def _changes(now: dict[str, Any]) -> Iterator[Suggestion]:
             yield found
 
 
-def _weighed(now: dict[str, Any], asked: Mapping[str, Any], same_training: bool) -> Suggestion | None:
+def _weighed(now: dict[str, Any], asked: dict[str, Any], same_training: bool) -> Suggestion | None:
     """These choices with other values; None if they change nothing, are refused, or the card lacks them."""
     after = now | asked
     card = GPUS[after["gpu"]]
@@ -295,7 +295,7 @@ Row = tuple[bool, Sequence[dict[str, Any]]]
 """True if the training stays the same, and changes that go further and further."""
 
 
-def _rows(now: Mapping[str, Any], card: Gpu) -> Iterator[Row]:
+def _rows(now: dict[str, Any], card: Gpu) -> Iterator[Row]:
     """Changes to look at: those that `planning.fit` knows, then smaller batches, more ranks, larger cards."""
     for name in ("recompute", "attention", "loss_chunks"):
         yield from ((True, [{name: value}]) for value in FREE[name])
@@ -318,7 +318,7 @@ def _rows(now: Mapping[str, Any], card: Gpu) -> Iterator[Row]:
     yield True, [{"gpu": other.name} for other in larger]
 
 
-def _sharded(now: Mapping[str, Any], stage: int) -> dict[str, Any]:
+def _sharded(now: dict[str, Any], stage: int) -> dict[str, Any]:
     """Another of ZeRO's stages, with the recipe that learns the same there (`planning.FSDP_POLICY`)."""
     precision = precision_at(stage, now["precision"], now["zero_stage"])
     return {"zero_stage": stage, "bucket_view": 0, "precision": precision}

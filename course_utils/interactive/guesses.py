@@ -185,7 +185,7 @@ class Prediction:
 
 
 class About(NamedTuple):
-    """What is shown next to a field for a guess: its button, the locked guess as HTML, and what is wrong."""
+    """Words next to a field for a guess: its button, the locked guess as HTML, and what is wrong."""
 
     button: str
     locked: str = ""
