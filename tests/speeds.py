@@ -6,7 +6,6 @@ what else runs on the machine can only slow a try down. What the browser adds to
 tests/test_browser.py measures.
 """
 
-import asyncio
 import statistics
 import subprocess
 import sys
@@ -165,29 +164,30 @@ def explorer_table(quick: bool, report: Callable[[str], None]) -> Table:
     headings = ("case", "median, ms", "slowest, ms", "kB a message", "changes, ms")
     notes = (
         "median and slowest: the micro-batch's slider moved on; what the browser adds is not in it",
-        "changes: what to change next, weighed when the input rests, after the picture",
+        "changes: what to change next, weighed after the picture",
     )
     return Table("explorer", title, headings, tuple(rows), notes, "the widget without a browser")
 
 
 def _case(chosen: dict[str, Any], rounds: int) -> tuple[Cell, ...]:
-    moved, size = asyncio.run(_moving(chosen, rounds))
+    moved, size = _moving(chosen, rounds)
     weighed = statistics.median(1000 * seconds_of(lambda: next_changes(chosen)) for _ in range(rounds))
     return statistics.median(moved), max(moved), round(size / 1000), weighed
 
 
-async def _moving(chosen: dict[str, Any], rounds: int) -> tuple[list[float], int]:
-    """Milliseconds of each move of the slider, and bytes of a message.
-
-    It runs in an event loop, as in a kernel, so that what to change next waits.
-    """
+def _moving(chosen: dict[str, Any], rounds: int) -> tuple[list[float], int]:
+    """Milliseconds from each move of the slider to the picture's message, and its bytes."""
     page = Explorer(**chosen)
     slider = page.controls["micro_batch"]
-    sizes = [
-        size for _ in range(rounds) for size in (*SIZES, *reversed(SIZES)) if size != chosen["micro_batch"]
-    ]
-    moved = [1000 * seconds_of(lambda size=size: setattr(slider, "value", size)) for size in sizes]
-    return moved, len((page.picture.value).encode())
+    arrived: list[float] = []
+    page.picture.observe(lambda _: arrived.append(time.perf_counter()), names="value")
+    moved = []
+    for size in rounds * (*SIZES, *reversed(SIZES)):
+        if size != slider.value:
+            begun = time.perf_counter()
+            slider.value = size
+            moved.append(1000 * (arrived[-1] - begun))
+    return moved, len(page.picture.value.encode())
 
 
 if __name__ == "__main__":
