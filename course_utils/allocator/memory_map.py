@@ -16,7 +16,7 @@ ROWS = 14  # of a map, unless its segments are few and alike: then each has a ro
 ROW_HEIGHT = 24  # pixels
 ROW_STEP = 29  # pixels from one row to the next
 FINEST = 3.0  # pixels: neighbors narrower than this are drawn as one, in the color of what most of them is
-WORTH_A_TIP = 12.0  # pixels: what is narrower is hard to point at, and thousands of tips make a picture large
+WORTH_A_TIP = 20.0  # pixels: what is narrower is hard to point at, and thousands of tips make a picture large
 
 STUCK = "stuck"
 WHOLE = "cached"
