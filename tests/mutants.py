@@ -36,16 +36,7 @@ MUTATED = (
 )
 TESTS = (
     *("activations", "allocator*", "benchmark", "breakdown", "checks_in_common", "dashboard", "distributed"),
-    *(
-        "estimate",
-        "explain",
-        "feedback",
-        "genuine_allocator",
-        "gpu_tables",
-        "held_bytes",
-        "house",
-        "language_model",
-    ),
+    *("estimate", "explain", "feedback", "genuine_allocator", "gpu_tables", "house", "language_model"),
     *("lesson_02_checks", "lesson_11_checks", "lesson_16_checks", "lessons_*", "lora", "memory_map"),
     *(
         "model_files",

@@ -9,7 +9,6 @@ import torch
 
 from ..networks import Transformer, chunked_loss, loss_of, network_for
 from ..run import TrainingRun
-from .held_bytes import Holdings
 from .optimizers import Named, make_codebooks, make_optimizer, named_states_of
 
 LOSS_SCALE = 2.0**12
@@ -180,12 +179,6 @@ class Training:
         if isinstance(self.optimizer, MasterOptimizer):
             return self.optimizer.gradient_owners
         return [weight for weight in self.network.parameters() if weight.requires_grad]
-
-    def holdings(self) -> Holdings:
-        """A counter of its bytes by kind while it goes on."""
-        one = self.optimizer
-        optimizers = one.optimizers if isinstance(one, MasterOptimizer) else [one]
-        return Holdings(self.network, optimizers, self.named_states, self.gradient_owners())
 
     def autocast(self) -> AbstractContextManager[Any]:
         name = self.run.precision.autocast
