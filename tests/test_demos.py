@@ -16,6 +16,7 @@ from course_utils.authoring import demos
 from course_utils.authoring.build import INVITATION
 from course_utils.authoring.sources import FOLDED_OUTPUT
 from course_utils.cli import main as front_door
+from course_utils.cli import teach
 from course_utils.interactive.course_files import ROOT
 from course_utils.recording.notebooks import read_notebook, text_of
 
@@ -116,4 +117,9 @@ def test_the_command_opens_the_notebook_or_checks_it(monkeypatch: pytest.MonkeyP
     asked = []
     monkeypatch.setattr(demos, "check", lambda path: asked.append(path) or 1)
     assert front_door.main(["demos", "--here", "--check"]) == 1
-    assert asked == [ROOT / "notebooks" / "demos.ipynb"]
+    monkeypatch.setattr(teach, "lab", lambda chosen: asked.extend(chosen.others) or 0)
+    assert front_door.main(["demos", "--here"]) == 0
+    assert asked == [
+        ROOT / "notebooks" / "demos.ipynb",
+        "--LabApp.default_url=/doc/tree/notebooks/demos.ipynb",
+    ]
