@@ -221,5 +221,5 @@ def test_the_command_prints_the_table(capsys: pytest.CaptureFixture[str]) -> Non
     mark_passed("01.1")
     assert main(["progress"]) == 0
     assert "1 of " in capsys.readouterr().out
-    assert main(["progress", "please"]) == 1
+    assert main(["progress", "please"]) == 2
     assert main(["progress", "--help"]) == 0
