@@ -30,7 +30,7 @@ def _prepare_machine(config: pytest.Config) -> None:
     """
     home = tempfile.TemporaryDirectory(prefix="course-tests-", ignore_cleanup_errors=True)
     config.add_cleanup(home.cleanup)
-    notebooks = importlib.import_module("course_utils.recording.notebooks")
+    notebooks = importlib.import_module("course_utils.interactive.notebook_runs")
     os.environ.update(notebooks.kernel_environment(Path(home.name)))
     if config.getoption("--nbval", default=False):
         # or the first lesson says on stderr that it looks for fonts
@@ -56,7 +56,7 @@ class NotebookTimes:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if not self.finished:
             return
-        budget = importlib.import_module("course_utils.recording.tasks").budget
+        budget = importlib.import_module("course_utils.interactive.course_files").budget
         terminalreporter.section("slowest notebooks")
         for notebook, seconds in sorted(self.finished.items(), key=lambda pair: -pair[1])[:10]:
             allowed = budget(self.config.rootpath / notebook)

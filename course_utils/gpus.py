@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import unknown
-from .units import GB, GiB, MiB, parse_bytes
+from .units import GB, GiB, MiB
 
 TERA = 10**12
 PCIE = {3: 15.75 * GB, 4: 31.5 * GB, 5: 63.0 * GB}
@@ -99,13 +99,3 @@ def gpu(name: str) -> Gpu:
             raise unknown("GPU", name, GPUS)
         name = by_lower[str(name).lower()]
     return GPUS[name]
-
-
-def card_named(name: str, capability: tuple[int, int]) -> Gpu:
-    """A card of the catalog, or one of so much memory, as in "16 GB", of this compute capability.
-
-    Raises ValueError for a name that is neither.
-    """
-    if name[:1].isdigit():
-        return Gpu(f"a card of {name}", parse_bytes(name), capability)
-    return gpu(name)

@@ -66,10 +66,11 @@ def facts(names: Sequence[str] = ()) -> Facts:
 
 def steps_of(run: Any) -> Facts:
     """Hash, peak and allocations by operator of a simulated step; "error" and its words where it fails."""
-    import test_builds
+    from course_utils.measuring import measure
+    from course_utils.measuring.sequence import hash_of
 
     try:
-        measured = test_builds.measure(run, "simulated")
+        measured = measure(run, "simulated")
     except (
         Exception
     ) as error:  # of any kind, as torch may change in any way: it is printed, and counts as a failure
@@ -80,7 +81,7 @@ def steps_of(run: Any) -> Facts:
         count[item.operation] += 1
         size[item.operation] += item.bytes
     operators = {name: [count[name], size[name]] for name in count}
-    return {"hash": test_builds.hash_of(measured.allocations), "peak": measured.peak, "operators": operators}
+    return {"hash": hash_of(measured.allocations), "peak": measured.peak, "operators": operators}
 
 
 def warning_line(category: type, message: Warning | str, file: str, line: int) -> str:

@@ -1,7 +1,7 @@
 """Runs drawn by a seed from all choices of TrainingRun.
 
 `python tests/drawn_runs.py 1000000` compares a hundred of them, from that seed on, with simulations, as
-`benchmark` does with the frozen list; `--freeze` draws that list anew.
+`evidence` does with the frozen list; `--freeze` draws that list anew.
 """
 
 import json
@@ -13,8 +13,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where this file is run alone
 
-from course_utils.benchmark.accuracy import accuracy_tables
-from course_utils.benchmark.draw import FROZEN, Choices, run_of
+from course_utils.evidence.accuracy import accuracy_tables
+from course_utils.evidence.frozen_runs import FROZEN, Choices, run_of
 from course_utils.gpus import GPUS
 from course_utils.models import LOGITS, PRESETS
 from course_utils.run import OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun

@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from course_utils.recording.published_steps import FILES, HERE, rows_of, say
+from course_utils.evidence.published import FILES, HERE, rows_of, say
 
 
 def save_frozen(ids: Sequence[str]) -> None:

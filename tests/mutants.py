@@ -35,7 +35,7 @@ MUTATED = (
     *(f"course_utils/lessons/{lesson}/*.py" for lesson in ("adam", "sharding", "lora")),
 )
 TESTS = (
-    *("activations", "allocator*", "benchmark", "breakdown", "checks_in_common", "dashboard", "distributed"),
+    *("activations", "allocator*", "breakdown", "checks_in_common", "dashboard", "distributed"),
     *("estimate", "explain", "feedback", "genuine_allocator", "gpu_tables", "house", "language_model"),
     *("lesson_02_checks", "lesson_11_checks", "lesson_16_checks", "lessons_*", "lora", "memory_map"),
     *(

@@ -34,8 +34,8 @@ SOURCES = Path(__file__).with_suffix("")
 TORCH = "2.11.0"
 """Its default wheel for Linux is a CUDA build, and it is the oldest torch of the course."""
 
-RECORDED = ("context", "workspaces", "scratch", "times", "cells", "kernels", "history", "run", "published")
-"""Kinds of the recorder's tasks. Demos and notebooks, which it knows too, are checks of their own here."""
+RECORDED = ("context", "workspaces", "scratch", "times", "kernels", "history", "run", "published")
+"""Kinds of the recorder's tasks. Notebooks, which it knows too, are checks of their own here."""
 
 CANNOT = {
     "recorder: run: *attention='cudnn'*: failed RuntimeError: cuDNN error: CUDNN_STATUS_NOT_INITIALIZED": (
@@ -47,7 +47,8 @@ CANNOT = {
 """Failures that the null GPU explains: a pattern of "check: failure", and the reason."""
 
 NOTEBOOK = (
-    "import json, sys; from pathlib import Path; from course_utils.recording.notebooks import execute_live; "
+    "import json, sys; from pathlib import Path; "
+    "from course_utils.evidence.live_notebook import execute_live; "
     "print(json.dumps(execute_live(Path(sys.argv[1]))))"
 )
 

@@ -17,8 +17,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where this file is run alone
 
-from course_utils.benchmark.tables import Cell, Table
 from course_utils.estimating import estimate
+from course_utils.evidence.tables import Cell, Table
 from course_utils.interactive.course_files import ROOT
 from course_utils.interactive.explorer import DEFAULTS, next_changes
 from course_utils.interactive.explorer_widget import Explorer

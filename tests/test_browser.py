@@ -13,8 +13,8 @@ from course_utils.authoring.build import ROOT, committed_notebooks
 from course_utils.figures import bars, lines
 from course_utils.figures.canvas import WIDE
 from course_utils.interactive.explorer import complete, next_changes
+from course_utils.interactive.notebook_runs import read_notebook
 from course_utils.lessons import quiz
-from course_utils.recording.notebooks import read_notebook
 
 ELEMENTS = 30_000
 """What the page of one notebook may have: one that takes seconds to open has several times as many."""

@@ -21,7 +21,7 @@ from course_utils.authoring.build import (
 )
 from course_utils.authoring.sources import FOLDED_CODE, PAGES, THIS_MACHINE, drafts, find_sources, frame
 from course_utils.interactive.course_files import LESSONS
-from course_utils.recording.notebooks import BuildError, read_notebook, run
+from course_utils.interactive.notebook_runs import BuildError, read_notebook, run
 
 LESSON = """
 # ---

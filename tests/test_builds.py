@@ -4,13 +4,11 @@ After a change of the networks or of the step, `python tests/test_builds.py --wr
 torch; `--report` prints them as JSON.
 """
 
-import hashlib
 import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,9 +18,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # for --write and --report, which run this file alone
 
-from course_utils.benchmark.draw import changed  # noqa: E402
-from course_utils.measurement import Allocation  # noqa: E402
-from course_utils.measuring import measure  # noqa: E402
+from course_utils.evidence.frozen_runs import changed  # noqa: E402
+from course_utils.measuring.sequence import release_line, sequence_hash  # noqa: E402
 from course_utils.measuring.simulated import availability  # noqa: E402
 from course_utils.run import ATTENTIONS, PRECISIONS, TrainingRun  # noqa: E402
 
@@ -63,19 +60,6 @@ def build_runs() -> dict[str, TrainingRun]:
     }
 
 
-def sequence_hash(run: TrainingRun) -> str:
-    """A hash of what a simulated step of `run` allocates and frees, in order. Raises like `measure`."""
-    return hash_of(measure(run, "simulated").allocations)
-
-
-def hash_of(allocations: Iterable[Allocation]) -> str:
-    """A hash of allocations: operator, bytes, kind, birth and death, in order."""
-    digest = hashlib.sha256()
-    for item in allocations:
-        digest.update(f"{item.operation} {item.bytes} {item.kind} {item.born} {item.died}\n".encode())
-    return digest.hexdigest()[:16]
-
-
 def hashes() -> dict[str, str]:
     """The hash of each of `build_runs`, by name; "none: " and what was raised where there is none."""
     found = {}
@@ -85,11 +69,6 @@ def hashes() -> dict[str, str]:
         except Exception as error:  # shown in the hash's place, and as different from any hash
             found[name] = f"none: {type(error).__name__}: {error}"
     return found
-
-
-def release() -> str:
-    """torch's version line, "2.13" of 2.13.0+cpu: hashes are kept for each."""
-    return ".".join(metadata.version("torch").split(".")[:2])
 
 
 def report() -> dict[str, Any]:
@@ -120,7 +99,7 @@ def kept() -> dict[str, dict[str, str]]:
 
 def write() -> None:
     """Renew the hashes of the torch that runs this."""
-    everything = kept() | {release(): told_apart(hashes())}
+    everything = kept() | {release_line(): told_apart(hashes())}
     KEPT.write_text(json.dumps(everything, indent=1) + "\n", encoding="utf-8")
 
 
@@ -151,9 +130,9 @@ def test_the_runs_cover_both_families_every_kernel_and_precision_and_most_recomp
 @pytest.mark.skipif(not availability()[0], reason="nothing can be simulated here")
 @pytest.mark.parametrize("name", build_runs())
 def test_a_step_allocates_what_it_did_when_the_hashes_were_written(name):
-    of_this_torch = kept().get(release())
+    of_this_torch = kept().get(release_line())
     if of_this_torch is None:
-        pytest.skip(f"no hashes for torch {release()}: write them with tests/test_builds.py --write")
+        pytest.skip(f"no hashes for torch {release_line()}: write them with tests/test_builds.py --write")
     assert sequence_hash(build_runs()[name]) == of_this_torch[name]
 
 

@@ -18,7 +18,7 @@ from course_utils.authoring.sources import FOLDED_OUTPUT
 from course_utils.cli import main as front_door
 from course_utils.cli import teach
 from course_utils.interactive.course_files import ROOT
-from course_utils.recording.notebooks import read_notebook, text_of
+from course_utils.interactive.notebook_runs import read_notebook, text_of
 
 NOTEBOOK = read_notebook(ROOT / "notebooks" / "demos.ipynb")
 

@@ -22,7 +22,7 @@ from course_utils.authoring import site
 from course_utils.cli.main import main
 from course_utils.interactive import explorer_page as dashboard_page
 from course_utils.interactive.explorer import CONTROLS, DEFAULTS, next_changes
-from course_utils.recording.notebooks import BuildError
+from course_utils.interactive.notebook_runs import BuildError
 
 ROOT = Path(__file__).resolve().parent.parent
 PYODIDE = pyodide_module()

@@ -30,8 +30,8 @@ from course_utils.interactive.feedback import (
     of_kind,
     unit_slip,
 )
+from course_utils.interactive.notebook_runs import run
 from course_utils.interactive.torch_settings import restore_defaults
-from course_utils.recording.notebooks import run
 
 SECRET = 123_456_789
 

@@ -12,7 +12,7 @@ from course_utils import figures as plots
 from course_utils.authoring.build import ROOT, committed_notebooks
 from course_utils.figures.canvas import Canvas, Figure
 from course_utils.figures.themes import DARK, READING
-from course_utils.recording.notebooks import read_notebook
+from course_utils.interactive.notebook_runs import read_notebook
 from course_utils.units import GB
 
 REQUIRED = os.environ.get("COURSE_REQUIRE_BROWSER") == "1"

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from course_utils import TrainingRun, estimate, moments
-from course_utils.benchmark.draw import frozen_runs
 from course_utils.estimating import formula
 from course_utils.estimating.published import korthikanti_block_bytes
+from course_utils.evidence.frozen_runs import frozen_runs
 
 
 def error(run: TrainingRun) -> float | None:

@@ -161,7 +161,7 @@ PATHS = {
     "grade": ["class", "--out", "out"],
     "build": ["--check"],
     "site": ["--out", "out"],
-    "benchmark": ["--out", "out"],
+    "evidence": ["--out", "out"],
     "demos": ["--check"],
 }
 
@@ -186,11 +186,11 @@ def test_a_fault_in_a_maintainers_command_keeps_its_traceback(monkeypatch, capsy
     def fault(_):
         raise ValueError("a fault")
 
-    for name in ("progress", "benchmark"):
+    for name in ("progress", "evidence"):
         monkeypatch.setitem(front_door.COMMANDS, name, commands.Command("", fault))
     assert front_door.main(["progress"]) == 1 and capsys.readouterr().err == "a fault.\n"
     with pytest.raises(ValueError, match="a fault"):
-        front_door.main(["benchmark"])
+        front_door.main(["evidence"])
 
 
 def test_fit_prints_the_path_to_a_run_that_fits():

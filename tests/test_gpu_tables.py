@@ -13,7 +13,9 @@ from course_utils.allocator.counters import counted
 from course_utils.allocator.replay import replay
 from course_utils.allocator.snapshots import snapshot_of
 from course_utils.authoring.pages import gpu_page
-from course_utils.benchmark.gpu import (
+from course_utils.breakdown import KINDS
+from course_utils.estimating import workspaces
+from course_utils.evidence.gpu import (
     GPU_TABLES,
     WANTED,
     gpu_allocator_tables,
@@ -25,15 +27,13 @@ from course_utils.benchmark.gpu import (
     runs_on_gpus,
     verdict,
 )
-from course_utils.breakdown import KINDS
-from course_utils.estimating import workspaces
+from course_utils.evidence.history import packed, unpacked
+from course_utils.evidence.tasks import EXPANDABLE, MOST_SEQUENCES, sized
 from course_utils.gpus import GPUS
 from course_utils.lessons.shared.recorded_times import TOPICS, recorded_times
 from course_utils.measuring import recorded
-from course_utils.measuring.recorded import key, read_folder
+from course_utils.measuring.recorded import COMPARISONS, key, read_folder, spread
 from course_utils.measuring.recording_file import append
-from course_utils.recording.allocation_history import packed, unpacked
-from course_utils.recording.tasks import COMPARISONS, EXPANDABLE, MOST_SEQUENCES, sized, spread
 from course_utils.run import PRECISIONS, TrainingRun
 from course_utils.units import GB, MB, MiB
 

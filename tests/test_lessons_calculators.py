@@ -11,8 +11,9 @@ from published_models.basics_transformer import Transformer
 from published_models.language_models import ScratchGPT
 from published_models.sharded_models import Llama
 
-from course_utils.benchmark.draw import changed
-from course_utils.benchmark.judged import COUNTS, ESTIMATE, FORM, OURS, SIMULATED, answers_to, nearest, ratios
+from course_utils.evidence.frozen_runs import changed
+from course_utils.evidence.judged import COUNTS, ESTIMATE, FORM, OURS, SIMULATED, answers_to, nearest, ratios
+from course_utils.evidence.published import Row, answered_rows
 from course_utils.figures.canvas import text_width
 from course_utils.interactive.course_files import number_of, numbered
 from course_utils.lessons.calculators import calculators, errata
@@ -32,7 +33,6 @@ from course_utils.measurement import Measurement
 from course_utils.measuring import measure
 from course_utils.measuring.recorded import from_json, to_json
 from course_utils.models import PRESETS
-from course_utils.recording.published_steps import Row, answered_rows
 from course_utils.run import TrainingRun
 from course_utils.units import BLOCK, GB
 

@@ -10,8 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from torch_statements import SOURCES, cells
 
 from course_utils import estimate
-from course_utils.benchmark.draw import changed
 from course_utils.estimating.step_time import model_flops
+from course_utils.evidence.frozen_runs import changed
 from course_utils.lessons.lora.figures import code_picture, lora_picture
 from course_utils.lessons.lora.texts import sonnets
 from course_utils.lessons.shared.language_model import corpus, encode, language_model, mean_loss, vocabulary

@@ -12,7 +12,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from course_utils.authoring.build import ROOT, committed_notebooks
-from course_utils.recording.notebooks import read_notebook, run
+from course_utils.interactive.notebook_runs import read_notebook, run
 
 LESSONS = committed_notebooks(ROOT, "notebooks")
 SOLUTIONS = committed_notebooks(ROOT, "solutions")

@@ -20,7 +20,7 @@ from null_gpu import (
     standing_in,
 )
 
-from course_utils.recording.tasks import recording_list
+from course_utils.evidence.tasks import recording_list
 
 SITE = Path(sysconfig.get_path("platlib"))
 
@@ -112,7 +112,7 @@ def test_only_what_the_null_gpu_cannot_do_is_explained_away(tmp_path, monkeypatc
 def test_every_live_path_is_checked():
     names = [one.name for one in checks(Path("folder"))]
     assert len(names) == len(set(names))
-    assert {"tests/test_live.py", "tests/test_own_step.py", "tests/test_recorder.py", "demos"} <= set(names)
+    assert {"tests/test_live.py", "tests/test_own_step.py", "tests/test_record.py", "demos"} <= set(names)
     assert {"notebooks/10_data_parallelism.ipynb", "solutions/19_will_it_fit.ipynb"} <= set(names)
     kinds = {task.kind for task in recording_list()} - {"notebook"}
     assert {name.removeprefix("recorder: ") for name in names if name.startswith("recorder: ")} == kinds

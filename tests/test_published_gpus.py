@@ -3,8 +3,8 @@
 import statistics
 from pathlib import Path
 
-from course_utils.benchmark.published_tables import ten_rows
-from course_utils.recording.published_steps import FILES, HERE, answered_rows, percent
+from course_utils.evidence.published import FILES, HERE, answered_rows, percent
+from course_utils.evidence.published_tables import ten_rows
 
 EVIDENCE = Path(__file__).resolve().parent.parent / "docs" / "evidence.md"
 

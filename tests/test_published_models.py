@@ -2,7 +2,7 @@
 
 import pytest
 
-from course_utils.recording.published_steps import percent, published_rows, say
+from course_utils.evidence.published import percent, published_rows, say
 
 MODULES = ("language_models", "vision_models", "low_bit")
 ROWS = {row.id: row for row in published_rows() if row.family.split(".")[0] in MODULES}

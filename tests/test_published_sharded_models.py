@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from published_models.sharded_models import titan
 
-from course_utils.benchmark import published_tables
 from course_utils.estimating.workspaces import Workspaces
+from course_utils.evidence import published_tables
+from course_utils.evidence.published import NOT_YET, percent, rows_of
 from course_utils.measurement import Measurement
-from course_utils.recording.published_steps import NOT_YET, percent, rows_of
 
 ROWS = list(rows_of("sharded_models"))
 LIMITS = {"allocated": 0.5, "reserved": 3.0}

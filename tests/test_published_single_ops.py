@@ -2,7 +2,7 @@
 
 import pytest
 
-from course_utils.recording.published_steps import percent, rows_of, say
+from course_utils.evidence.published import percent, rows_of, say
 
 ROWS = [row for name in ("single_ops", "basics_transformer") for row in rows_of(name)]
 ALLOWED = {"allocated": 0.5, "reserved": 1.0}

@@ -1,11 +1,16 @@
 """Recordings: lessons run from the shipped ones alone, real GPUs' are read without a guess, and refusals."""
 
 import gzip
+import json
 import lzma
 import os
 import re
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +19,12 @@ from engine import simulate
 from ship_recordings import lesson_runs
 
 from course_utils import TrainingRun, measure
-from course_utils.measuring import recorded
-from course_utils.measuring.recorded import key, load, read_folder, recordings, thinned, to_json
+from course_utils.evidence.published import published_rows, simulated
+from course_utils.measuring import recorded, sequence
+from course_utils.measuring.recorded import Recording, key, load, read_folder, recordings, thinned, to_json
 from course_utils.measuring.recording_file import append
+from course_utils.measuring.sequence import hash_of, kept_hash, sequence_hash
+from course_utils.models import TransformerConfig
 
 ROOT = Path(__file__).parent.parent
 QUICK = ("04_counting_parameters", "18_who_is_right")
@@ -234,17 +242,75 @@ def test_a_python_without_lzma_is_told_what_it_lacks(monkeypatch: pytest.MonkeyP
         load()
 
 
-def test_a_rehearsal_is_no_recording(tmp_path: Path) -> None:
-    append(tmp_path / "rehearsal.jsonl", line() | {"rehearsal": True})
-    with pytest.raises(ValueError, match=r"rehearsal\.jsonl, line 1 is a rehearsal on a CPU"):
-        read_folder(tmp_path)
-
-
 def test_what_is_shipped_from_gpus_can_be_read() -> None:
     for recording in recordings():
         assert recording.device and recording.date and str(recording).endswith(recording.date)
         if recording.kind == "run" and recording.status == "measured":
             assert recording.measurement().peak > 0
+
+
+# A recording belongs to what the GPU executed
+
+
+def recorded_steps() -> Iterator[Any]:
+    """Each step that a GPU executed: the hashes kept of it, and what hashes its simulation now."""
+    for item in recorded._gpu_recordings():
+        if item.kind == "run":
+            now = partial(sequence_hash, run_of(item.task.removesuffix(" steps=2")))
+            yield pytest.param(item.parts["simulated"]["sequence"], now, id=f"{item.device} {item.task}")
+        elif item.kind == "history":
+            now = partial(sequence_hash, run_of(item.task.removeprefix("history of ").rpartition(", ")[0]))
+            yield pytest.param(item.parts["history"]["sequence"], now, id=f"{item.device} {item.task}")
+        elif item.kind == "published":
+            for name, said in item.parts.items():
+                if name.startswith("said "):
+                    now = partial(published_hash, name.removeprefix("said "), item)
+                    yield pytest.param(said["sequence"], now, id=f"{item.device} {name}")
+
+
+def run_of(code: str) -> TrainingRun:
+    return eval(code, {"TrainingRun": TrainingRun, "TransformerConfig": TransformerConfig})
+
+
+def published_hash(name: str, item: Recording) -> str:
+    """The hash of a published step on such a card, with the workspaces of the torch that recorded it."""
+    [row] = [row for row in published_rows() if row.id == name]
+    content = item.line.content
+    major, minor = map(int, content["torch"].split(".")[:2])
+    capability = tuple(content["device"]["capability"])
+    return hash_of(simulated(replace(row, capability=capability, torch=(major, minor)))[0].allocations)
+
+
+RECORDED_STEPS = list(recorded_steps())
+
+
+def test_every_step_that_a_gpu_executed_has_a_hash() -> None:
+    names = [str(step.id) for step in RECORDED_STEPS]
+    kinds = Counter(re.search(r"(said|history of|TrainingRun)", name)[1] for name in names)
+    assert kinds == {"TrainingRun": 82, "history of": 24, "said": 121}
+
+
+@pytest.mark.sweep(8)
+@pytest.mark.parametrize(("hashes", "now"), RECORDED_STEPS)
+def test_the_course_still_takes_the_step_that_was_recorded(
+    hashes: dict[str, str], now: Callable[[], str]
+) -> None:
+    """If it does not, delete the recording's line, and record it again."""
+    assert now() == kept_hash(hashes)
+
+
+def test_the_hash_of_another_release_of_torch_stands_in_where_none_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sequence, "release_line", lambda: "2.12")
+    assert kept_hash({"2.11": "a", "2.12": "b", "2.13": "c"}) == "b"
+    assert kept_hash({"2.11": "a", "2.13": "c"}) == "c"
+
+
+def test_what_is_shipped_names_no_folder_and_no_person() -> None:
+    private = re.compile(r"(?<![\w.])/(home|root|tmp|usr|work)/|[A-Za-z]:\\\\|[\w.+-]+@[\w-]+\.\w")
+    for item in recorded._gpu_recordings():
+        assert not private.search(json.dumps(item.line.content)), item.task
 
 
 def test_a_file_of_another_schema_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,10 +184,6 @@ def test_a_workflow_that_never_ran_says_so() -> None:
     assert "have never been executed" in " ".join(read("CONTRIBUTING.md").split())
 
 
-def test_the_form_for_recordings_asks_for_the_check() -> None:
-    assert "python3 -m course_utils record --verify FILE" in read(".github/ISSUE_TEMPLATE/recording.yml")
-
-
 @pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
 def test_the_branch_that_colab_opens_gets_the_copies_alone_each_time(tmp_path: Path) -> None:
     """The last step of the workflow's job, with a bare repository in place of GitHub's."""

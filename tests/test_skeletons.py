@@ -13,7 +13,7 @@ from new_lesson import MARK, SKELETONS, Lesson, WrongLesson, lesson, make, marks
 
 from course_utils.cli.maintain import new_lesson_options
 from course_utils.interactive.course_files import EXERCISES_WITH, LESSONS, ROOT, numbered
-from course_utils.recording.notebooks import read_notebook
+from course_utils.interactive.notebook_runs import read_notebook
 from course_utils.teaching import syllabi
 
 NEW = Lesson(f"{max(LESSONS) + 1:02d}", "tides", "High tide")

@@ -17,7 +17,7 @@ from course_utils.allocator import snapshots
 from course_utils.allocator.policy import CachingAllocator
 from course_utils.allocator.replay import Replay, replay
 from course_utils.allocator.snapshots import compare_with_gpu, read_snapshot, save_snapshot, snapshot_of
-from course_utils.recording.allocation_history import packed, unpacked
+from course_utils.evidence.history import packed, unpacked
 from course_utils.units import MiB
 
 RUN = TrainingRun(shallow(GPT, 2), micro_batch=4, seq_len=256, precision="amp-bf16", attention="flash")

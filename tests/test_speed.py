@@ -14,8 +14,8 @@ from counting import calls
 from engine import simulate
 
 from course_utils import estimate, moments
-from course_utils.benchmark.draw import changed
 from course_utils.estimating.states import tensors_bytes
+from course_utils.evidence.frozen_runs import changed
 from course_utils.run import TrainingRun
 from course_utils.units import GiB
 
@@ -83,7 +83,7 @@ def test_closed_forms_that_load_torch_are_refused(monkeypatch):
 
 @SIMULATED
 def test_tracking_adds_a_fraction_to_a_step_and_torch_s_own_tracker_more_than_the_step_itself(monkeypatch):
-    """The benchmark's steps, with calls for seconds, second of two tries, which finds the first one's shapes.
+    """Steps of frozen runs, with calls for seconds, second of two tries, which finds the first one's shapes.
 
     MemTracker adds more the more modules there are.
     """

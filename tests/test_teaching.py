@@ -28,9 +28,9 @@ from course_utils.interactive.guesses import (
 )
 from course_utils.interactive.learner_folder import remember
 from course_utils.interactive.ledgers import ledger, show_ledger
+from course_utils.interactive.notebook_runs import run
 from course_utils.interactive.saved_tensors import Saved, saved_by
 from course_utils.lessons.will_it_fit.fit_figures import grade
-from course_utils.recording.notebooks import run
 
 GB = 10**9
 ROOT = Path(__file__).parent.parent

@@ -61,7 +61,7 @@ TRIED = {
     "colab",
     "links",
     "record",
-    "benchmark",
+    "evidence",
     "lint",
     "build",
     "site",
@@ -247,8 +247,8 @@ def test_from_any_folder_of_a_started_course_its_own_files_are_read(full: Instal
 def test_commands_that_compute_work_there(full: Installed, started: Path) -> None:
     assert "every tensor at the peak" in full.course("compare", "gpt2", "--seq-len", "64", folder=started)
     assert "Every demo passed." in full.course("demos", "--check", folder=started)
-    assert "Saved in" in full.course("benchmark", "--table", "gpu-times", folder=started)
-    assert (started / "build" / "benchmark").is_dir(), "in the course's folder"
+    assert "Saved in" in full.course("evidence", "--table", "gpu-times", folder=started)
+    assert (started / "build" / "evidence").is_dir(), "in the course's folder"
     assert "live: notebooks/02_adam.ipynb" in full.course("record", "--list", folder=started)
     script = started / "train.py"
     script.write_text(

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # where this file is run alone
 
 from course_utils.allocator.replay import replay  # noqa: E402
-from course_utils.benchmark.tables import Table  # noqa: E402
+from course_utils.evidence.tables import Table  # noqa: E402
 from course_utils.measuring.measurement_file import read_measurement  # noqa: E402
 from course_utils.units import GB  # noqa: E402
 

@@ -13,7 +13,7 @@ from nbformat import NotebookNode
 from ..figures.themes import READING
 from ..interactive.course_files import EDITED, ROOT, notebooks
 from ..interactive.learner_folder import write_whole
-from ..recording.notebooks import BuildError, cell_name, read_notebook, run
+from ..interactive.notebook_runs import BuildError, cell_name, read_notebook, run
 from .pages import check_pages, write_pages
 from .sources import FOLDED_OUTPUT, THIS_MACHINE, differences, drafts, find_sources, fingerprint
 

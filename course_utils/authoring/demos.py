@@ -11,7 +11,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
-from ..recording.notebooks import CELL_SECONDS, kernel_environment, read_notebook, text_of
+from ..interactive.notebook_runs import CELL_SECONDS, kernel_environment, read_notebook, text_of
 
 TOO_LONG = {"ename": "TimeoutError", "evalue": f"a cell took over {CELL_SECONDS} s", "traceback": []}
 HEADING = "## "

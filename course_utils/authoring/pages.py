@@ -8,15 +8,15 @@ from itertools import pairwise
 from pathlib import Path
 
 from .. import TrainingRun, estimate, format_bytes, gpu
-from ..benchmark.gpu import GPU_TABLES
+from ..evidence.gpu import GPU_TABLES
 from ..figures import stack
 from ..figures.canvas import Figure
 from ..figures.runs import NOT_COUNTED
 from ..interactive.course_files import number_of, numbered
 from ..interactive.learner_folder import write_whole
+from ..interactive.notebook_runs import BuildError
 from ..lessons.calculators import errata
 from ..lessons.shared.cheat_sheet import cheat_sheet
-from ..recording.notebooks import BuildError
 from ..teaching import syllabi
 from ..teaching.other_platforms import COLAB_BRANCH, link
 

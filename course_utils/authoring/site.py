@@ -12,7 +12,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from ..interactive.course_files import ROOT, numbered
-from ..recording.notebooks import BuildError
+from ..interactive.notebook_runs import BuildError
 
 PAGES = ("README.md", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "LICENSE-CC-BY-4.0.txt")
 ANCHOR = re.compile(r'^<span id="[^"]+"></span>\n\n', re.MULTILINE)

@@ -21,7 +21,7 @@ from ..interactive.course_files import (
     ONLY_IN_SOLUTIONS,
     number_of,
 )
-from ..recording.notebooks import BuildError
+from ..interactive.notebook_runs import BuildError
 
 FOLDERS = ("notebooks", "solutions")
 """Folders of sources: `src/` inside each. Those in `solutions` also become exercises."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from .. import benchmark
+from ..evidence import command as evidence
 from ..interactive.course_files import ROOT
 from .command import SAME_ANSWERS, Command, course_environment, hand_over, need_a_clone, need_a_folder
 from .environment import SetupError
@@ -124,19 +124,16 @@ def record_options(parser: ArgumentParser) -> None:
     add("--minutes", type=float, default=30.0, help="stop after this many minutes (default: 30)")
     add("--jobs", type=int, default=1, help="most tasks to run at a time, as the GPU's memory allows")
     add("--list", action="store_true", help="print what would be recorded, and record nothing")
-    add("--verify", type=Path, metavar="FILE", help="only check a file that `record` wrote")
     add("--only", default="", metavar="WORDS", help="tasks whose name or kind contains this")
-    add("--as-card", default="", metavar="CARD", help="smaller card to imitate, T4-16GB or '16 GB'")
-    add("--rehearse", action="store_true", help="try the machinery with small runs on the CPU")
 
 
 def record(chosen: Namespace) -> int:
     """Record the course's runs on this machine's GPU. Makes no environment: this Python needs torch alone."""
-    from ..recording import recorder
+    from ..evidence import record as recorder
 
     try:
         return recorder.run(chosen)
-    except (recorder.RecordingError, OSError, ValueError) as problem:  # a full disk, a file of another schema
+    except (recorder.RecordingError, ValueError) as problem:  # ValueError: a file that is no recording
         raise SetupError(str(problem)) from None
 
 
@@ -179,7 +176,7 @@ COMMANDS = {
     "check-torch": Command("try another torch: 2.15.0", check_torch, check_torch_options, "test"),
     "site": Command("make the website: site --out site", site, site_options, "author"),
     "record": Command("record the course's runs on this GPU: record --out DIR", record, record_options),
-    "benchmark": Command(
-        "report how accurate the engine is (--quick)", benchmark.run, benchmark.options, "torch", SAME_ANSWERS
+    "evidence": Command(
+        "report how right the engine is (--quick)", evidence.run, evidence.options, "torch", SAME_ANSWERS
     ),
 }

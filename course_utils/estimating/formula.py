@@ -5,8 +5,8 @@ tokens of a sequence, b sequences, t = b·s, D ranks. Bytes per element: c of ma
 residual stream. The peak is the largest of a few moments of the step; all sizes are in bytes. Lesson 05 has
 the activations as a table, lesson 19 the moments.
 
-On one rank, over the benchmark's frozen runs of GPT-2's and Llama's families, the peak is within 0.01 % of
-the simulated one at the median and 1.1 % at most (`python3 -m course_utils benchmark --table accuracy`). On
+On one rank, over the frozen runs of GPT-2's and Llama's families, the peak is within 0.01 % of
+the simulated one at the median and 1.1 % at most (`python3 -m course_utils evidence --table accuracy`). On
 several ranks it is within 5 % for deep models and 13 % for models of 2 to 4 blocks, where FSDP2's buffers
 overlap in ways that are left out; of runs that are not in the list, one of 3 blocks on 64 ranks was 34 % too
 high. LoRA, experts, offloading, fp8, unfused GELU and RMSNorm, and tensor parallelism are not covered.

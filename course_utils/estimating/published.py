@@ -1,10 +1,10 @@
 """The field's published formulas, each as its source has it.
 
-Lessons and the benchmark compare them with the course's own; they are never tuned to it.
+Lessons and the evidence compare them with the course's own; they are never tuned to it.
 
 A formula that takes a run returns bytes, or a mapping of parts to bytes, and raises ValueError for runs of
 which its source says nothing. What a source leaves out is said in the docstring; `FORMULAS` lists what the
-benchmark compares.
+evidence compares.
 """
 
 from collections.abc import Callable
@@ -513,7 +513,7 @@ def accelerate_bytes(run: TrainingRun) -> int:
     return max(accelerate_stages(run).values())
 
 
-# All of them, for the benchmark
+# All of them, for the evidence
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,15 @@ def text_of(notebook: Path) -> str:
     return "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
 
 
+LESSON_SECONDS = 60.0  # A notebook's budget where its own metadata state none
+
+
+def budget(notebook: Path) -> float:
+    """The seconds that a notebook's metadata grant it, as in `course: {budget_seconds: 90}`."""
+    metadata = json.loads(notebook.read_text(encoding="utf-8"))["metadata"]
+    return float(metadata.get("course", {}).get("budget_seconds", LESSON_SECONDS))
+
+
 def old_numbers(root: Path) -> str:
     """A sentence for a course folder from before the lessons were renumbered; "" for any other folder."""
     if not (root / "notebooks" / "07b_large_batches.ipynb").exists():

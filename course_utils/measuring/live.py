@@ -20,7 +20,7 @@ from ..planning.twin import largest_micro_batch, not_built, unsupported
 from ..run import TrainingRun
 from ..units import format_bytes
 from .counting import count_peaks
-from .devices import Cuda, Device, name_here
+from .devices import Cuda, Device
 from .step import Phases, Training
 from .tracebacks import chain, emptied, let_go
 from .tracing import SEED, own_random_numbers, provenance_of, trace
@@ -65,7 +65,7 @@ def free_bytes() -> int:
 
 def this_gpu() -> Gpu:
     """The current CUDA GPU with its free memory. Raises RuntimeError, torch's own, where there is none."""
-    return Gpu(name_here(torch.cuda.get_device_name()), free_bytes(), Cuda().capability())
+    return Gpu(torch.cuda.get_device_name(), free_bytes(), Cuda().capability())
 
 
 def usable_gpu() -> tuple[Gpu | None, str]:

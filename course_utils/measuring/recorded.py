@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from statistics import quantiles
 from typing import Any
 
 from ..breakdown import MemoryBreakdown
@@ -19,6 +20,9 @@ from ..run import TrainingRun
 from .recording_file import AS, FOLDER, MEASURED, SETTLED, SIMULATED_GPU, Line, read_lines, text_of, unpacked
 
 FILE = "simulated.json.xz"
+
+COMPARISONS = ("recomputation", "precision", "optimizer", "accumulation", "loss")
+"""Topics of recorded times: variants of one run, next to each other."""
 
 POINTS = 300
 """A thinned measurement keeps about so many moments of the timeline."""
@@ -144,22 +148,23 @@ def _gpu_recordings() -> tuple[Recording, ...]:
 
 
 def read_folder(folder: Path) -> tuple[Recording, ...]:
-    """Every result in a folder's `*.jsonl`, plain or compressed.
-
-    ValueError, naming file and line, for one that is from no GPU.
-    """
+    """Every result in a folder's `*.jsonl`, plain or compressed. ValueError names a damaged line."""
     paths = sorted(folder.glob("*.jsonl*"))
     return tuple(read_recording(line) for path in paths for line in read_lines(path))
 
 
 def read_recording(line: Line) -> Recording:
-    """The recording in a line. ValueError for a rehearsal, which was never on a GPU."""
-    if line.content.get("rehearsal"):
-        raise ValueError(
-            f"{line.place} is a rehearsal on a CPU, not a recording of a GPU: move the file away"
-        )
     content = {name: line.content[name] for name in ("task", "kind", "date", "status", "parts")}
     return Recording(line, device=line.device, **content)
+
+
+def spread(values: list[float]) -> dict[str, Any]:
+    """Median, quartiles and number of repeated measurements, in their unit. ValueError for none."""
+    if len(values) > 1:
+        low, middle, high = quantiles(values, n=4, method="inclusive")
+    else:
+        low, middle, high = 3 * values  # `quantiles` refuses a single one
+    return {"median": round(middle, 4), "q1": round(low, 4), "q3": round(high, 4), "n": len(values)}
 
 
 @cache

@@ -1,13 +1,12 @@
-"""Recordings as JSON lines: one object a line, appended as it comes.
+"""Recordings as JSON lines: one object per line, appended as it comes; a line is whole, or it is not there.
 
-Only a half-written last line is ever removed. Standard library only: the recorder holds no GPU memory of its
-own.
+Standard library only: the recorder holds no GPU memory of its own.
 """
 
 import gzip
 import json
 import os
-import stat
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,9 @@ SIMULATED_GPU = "simulated GPU"  # The device under which simulated runs are rec
 SCHEMA = 1
 
 MEASURED, OUT_OF_MEMORY, REFUSED = "measured", "out of memory", "refused"
-FAILED, CRASHED, TIMED_OUT, CUT_SHORT = "failed", "crashed", "timed out", "cut short"
+FAILED, CRASHED, TIMED_OUT = "failed", "crashed", "timed out"
 SETTLED = (MEASURED, OUT_OF_MEMORY, REFUSED)
-"""Results that a later call leaves alone; the others it tries again, `MOST_TRIES` times in all."""
-MOST_TRIES = 3
-
-STATUSES = (*SETTLED, FAILED, CRASHED, TIMED_OUT, CUT_SHORT)
+"""Results that a later call leaves alone; the others it tries again."""
 
 FIELDS: dict[str, type] = {
     "task": str,
@@ -86,9 +82,9 @@ class Line:
         return self.content["device"]["name"]
 
     @property
-    def origin(self) -> tuple[str, str, str]:
-        """Device, torch and commit: a later call that shares them leaves this result alone."""
-        return self.device, self.content["torch"], self.content["commit"]
+    def origin(self) -> tuple[str, str]:
+        """Device and torch: a later call that shares them leaves this result alone."""
+        return self.device, self.content["torch"]
 
 
 def read_lines(path: Path) -> list[Line]:
@@ -96,12 +92,7 @@ def read_lines(path: Path) -> list[Line]:
 
     ValueError naming file and line for what is not one of this schema's.
     """
-    return parse_lines(path, _expanded(path))
-
-
-def parse_lines(path: Path, content: bytes) -> list[Line]:
-    """Every result in the bytes of a file that is not compressed. ValueError as in `read_lines`."""
-    numbered = enumerate(content.splitlines(), start=1)
+    numbered = enumerate(_expanded(path).splitlines(), start=1)
     return [Line(path, number, _checked(raw, f"{path.name}, line {number}")) for number, raw in numbered]
 
 
@@ -109,8 +100,7 @@ def _checked(raw: bytes, place: str) -> dict[str, Any]:
     try:
         content = json.loads(raw)
     except (json.JSONDecodeError, UnicodeDecodeError):
-        advice = "delete that line, or let `python3 -m course_utils record` do so if it is the last one"
-        raise ValueError(f"{place} is not JSON, or was cut off: {advice}") from None
+        raise ValueError(f"{place} is not JSON, or was cut off: delete that line") from None
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         raise ValueError(f"{place} is not a recording: each line must be a JSON object of schema {SCHEMA}")
     for name, kind in FIELDS.items():
@@ -121,37 +111,26 @@ def _checked(raw: bytes, place: str) -> dict[str, Any]:
     return content
 
 
-def repair(path: Path) -> str:
-    """Make a file ready for the next line; returns a sentence on what was done, "" if nothing was.
-
-    A last line without its line feed was being written when the machine stopped: a whole one gets its line
-    feed, half a one is cut off. A copy that may only be read can be written to afterwards. ValueError, naming
-    the line, if another line is broken: then this is not a file to append to.
-    """
-    if not path.exists():
-        return ""
-    mode = path.stat().st_mode
-    if not mode & stat.S_IWUSR:
-        path.chmod(mode | stat.S_IWUSR)
-    content = path.read_bytes()
-    whole, feed, last = content.rpartition(b"\n")
-    parse_lines(path, whole)
-    if not last:
-        return ""
-    try:
-        _checked(last, path.name)
-    except ValueError:
-        os.truncate(path, len(whole) + len(feed))
-        return f"The last line of {path.name} was cut off and has been removed; its task is done again."
-    with path.open("ab") as file:
-        file.write(b"\n")
-    return f"The last line of {path.name} had no line feed at its end; it has been added."
-
-
 def append(path: Path, content: dict[str, Any]) -> None:
-    """Add one result, and see it written to the disk: all of it, or what a later call can repair."""
+    """Add one result and see it written to the disk. If that fails, nothing of it stays (OSError)."""
     line = json.dumps({"schema": SCHEMA, **content}, separators=(",", ":"), ensure_ascii=False) + "\n"
-    with path.open("ab") as file:
-        file.write(line.encode())
-        file.flush()
-        os.fsync(file.fileno())
+    before = path.stat().st_size if path.exists() else 0
+    try:
+        with path.open("ab") as file:
+            file.write(line.encode())
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:  # a full disk, Ctrl-C
+        with suppress(OSError):
+            os.truncate(path, before)
+        raise
+
+
+def repair(path: Path) -> None:
+    """Cut off a last line that was not written whole, as when the machine stopped; its task is done again."""
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        os.truncate(path, whole)

@@ -15,7 +15,6 @@ from ..estimating.workspaces import Workspaces, workspaces_of, workspaces_on
 from ..measurement import Measurement, Provenance
 from ..pace import working
 from ..run import TrainingRun
-from .devices import name_here
 from .patches import ONE_AT_A_TIME
 from .simulated import simulated_gpu
 from .step import Training
@@ -146,7 +145,7 @@ def provenance_of(source: str, *notes: str) -> Provenance:
     note = "; ".join(filter(None, notes))
     today = date.today().isoformat()
     if source == "live":
-        return Provenance(source, name_here(torch.cuda.get_device_name()), torch.__version__, today, note)
+        return Provenance(source, torch.cuda.get_device_name(), torch.__version__, today, note)
     return Provenance(source, DEVICES[source], torch_release(), today, note)
 
 

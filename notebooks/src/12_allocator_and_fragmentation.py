@@ -331,7 +331,7 @@ reveal("12.kept", stats["reserved_bytes.all.current"])
 # recorded:
 
 # %%
-from course_utils.benchmark.gpu import GPU_TABLES
+from course_utils.evidence.gpu import GPU_TABLES
 
 GPU_TABLES["gpu-hardware"]()[0]
 

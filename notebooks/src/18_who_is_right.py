@@ -254,7 +254,7 @@ home = TrainingRun("gpt2", micro_batch=8, seq_len=1024, precision="bf16-master",
 predict("18.home", unit="%")
 
 # %%
-from course_utils.benchmark.accuracy import truth_of
+from course_utils.evidence.accuracy import truth_of
 from course_utils.estimating.published import FORMULAS
 
 step = measure(home)
@@ -367,7 +367,7 @@ for model, run in runs.items():
 # %%
 from statistics import median
 
-from course_utils.benchmark.published_tables import answered_rows, percent
+from course_utils.evidence.published_tables import answered_rows, percent
 
 certain = [row for row in answered_rows() if row.certain and row.counter == "allocated"]
 predict("18.cards", unit="%")
@@ -388,7 +388,7 @@ lines(
 )
 
 # %%
-from course_utils.benchmark.published_tables import frozen_summary
+from course_utils.evidence.published_tables import frozen_summary
 
 reveal("18.cards", round(median(abs(percent(row, row.said)) for row in certain), 5), unit="%")
 frozen_summary()
@@ -398,7 +398,7 @@ frozen_summary()
 # context.
 
 # %%
-from course_utils.benchmark.published_tables import ten_rows
+from course_utils.evidence.published_tables import ten_rows
 
 ten_rows()
 
@@ -410,7 +410,7 @@ ten_rows()
 # **Your guess.** Half of the nine's answers are further from the card than how many percent?
 
 # %%
-from course_utils.benchmark.judged import OURS, ratios
+from course_utils.evidence.judged import OURS, ratios
 
 judged = ratios()
 predict("18.formulas", unit="%")
@@ -425,7 +425,7 @@ source = "measured on others' GPUs; a ring is reserved memory, which no sum of t
 strips(judged, title, source, rings)
 
 # %%
-from course_utils.benchmark.tables import BIAS_HEADINGS, Table, bias_of
+from course_utils.evidence.tables import BIAS_HEADINGS, Table, bias_of
 
 off = []
 for name, found in judged.items():
@@ -452,7 +452,7 @@ Table("judged", "Answer / measured", headings, tuple(rows))
 # the simulation, with the allocator's blocks, meet `max_memory_allocated` to the byte?
 
 # %%
-from course_utils.benchmark.gpu import GPU_TABLES, runs_on_gpus
+from course_utils.evidence.gpu import GPU_TABLES, runs_on_gpus
 
 ours = runs_on_gpus()
 by = "simulation and blocks"

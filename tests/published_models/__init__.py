@@ -1,3 +1,3 @@
 """The published steps, each written anew in plain torch:
-`course_utils.recording.published_steps` has the figures.
+`course_utils.evidence.published` has the figures.
 """

@@ -7,8 +7,7 @@ from html import escape
 from ...errors import check_known
 from ...figures import bars, lines
 from ...figures.canvas import Figure
-from ...measuring.recorded import Recording, newest
-from ...recording.tasks import COMPARISONS, spread
+from ...measuring.recorded import COMPARISONS, Recording, newest, spread
 
 TOPICS = (*COMPARISONS, "attention")
 

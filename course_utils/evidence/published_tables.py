@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..recording.published_steps import COUNTERS, TEN, Row, Said, answered_rows, percent, published_rows, say
 from ..units import format_bytes
+from .published import COUNTERS, TEN, Row, Said, answered_rows, percent, published_rows, say
 from .tables import BIAS_HEADINGS, Cell, Table, bias_of
 
 MUCH = 1.0

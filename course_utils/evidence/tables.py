@@ -13,7 +13,7 @@ from typing import NamedTuple
 _TEXT = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
 
 TABLES: dict[str, dict[str, str]] = tomllib.loads(_TEXT)
-"""The benchmark's tables by name: what each `shows`, and the `title` of those from recordings."""
+"""The tables by name: what each `shows`, and the `title` of those from recordings."""
 
 Cell = str | int | float
 

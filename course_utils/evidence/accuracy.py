@@ -11,7 +11,7 @@ from ..estimating.formula import estimate as closed_form
 from ..measurement import Measurement
 from ..measuring import measure
 from ..run import TrainingRun
-from .draw import frozen_runs
+from .frozen_runs import frozen_runs
 from .tables import BIAS_HEADINGS, Cell, Table, bias_of
 
 # the promised error of a peak; the looser for FSDP2, offloading, clipping

@@ -9,27 +9,10 @@ from typing import Any
 from ..models import PRESETS, TransformerConfig
 from ..run import TrainingRun
 
-FROZEN = Path(__file__).with_name("runs.json")
+FROZEN = Path(__file__).with_suffix(".json")
 """The frozen list: {"schema": 1, "runs": [choices, …]}, each choices what `run_of` takes."""
 
 Choices = dict[str, Any]
-
-
-def run_of(choices: Choices) -> TrainingRun:
-    """The run of a mapping of choices: "preset" and "changes" for the model, the others as in TrainingRun.
-
-    Raises ValueError for a preset that is not known, and like TrainingRun.
-    """
-    rest = dict(choices)
-    preset = rest.pop("preset")
-    changes = rest.pop("changes", {})
-    if preset not in PRESETS:
-        raise ValueError(
-            f"a frozen run is of {preset!r}, which is not a preset. Known presets: {', '.join(PRESETS)}"
-        )
-    if "lora_targets" in rest:
-        rest["lora_targets"] = tuple(rest["lora_targets"])
-    return TrainingRun(changed(preset, **changes), **rest)
 
 
 @cache
@@ -37,6 +20,18 @@ def frozen_runs() -> tuple[TrainingRun, ...]:
     """The runs of the frozen list, in order. Raises ValueError for one that TrainingRun refuses by now."""
     content = json.loads(FROZEN.read_text(encoding="utf-8"))
     return tuple(run_of(choices) for choices in content["runs"])
+
+
+def run_of(choices: Choices) -> TrainingRun:
+    """The run of a mapping of choices: "preset" and "changes" for the model, the others as in TrainingRun.
+
+    Raises KeyError for a preset that is not known, and like TrainingRun.
+    """
+    rest = dict(choices)
+    model = changed(rest.pop("preset"), **rest.pop("changes", {}))
+    if "lora_targets" in rest:
+        rest["lora_targets"] = tuple(rest["lora_targets"])
+    return TrainingRun(model, **rest)
 
 
 def changed(preset: str, **changes: Any) -> TransformerConfig:

@@ -14,12 +14,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...allocator.replay import Replay, replay
-from ...estimating.workspaces import workspaces_of
-from ...interactive.course_files import SHIPPED
-from ...measurement import Measurement
+from ..allocator.replay import Replay, replay
+from ..estimating.workspaces import workspaces_of
+from ..interactive.course_files import SHIPPED
+from ..measurement import Measurement
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).with_name("published_steps")
 
 STEPS = SHIPPED / "tests" / "published_models"
 """The package whose modules run the steps: in the repository, as they only serve to judge."""
@@ -100,11 +100,8 @@ def rows_of(name: str) -> Iterator[Row]:
 
 
 def say(row: Row) -> Said:
-    """Run the row's step on the simulated GPU. The published figure is not looked at.
-
-    Its family's function takes cuBLAS's workspaces and the row's `how`.
-    """
-    measured, replayed = run(row.family, row.capability, row.torch, json.dumps(row.how), row.expandable)
+    """Run the row's step on the simulated GPU. The published figure is not looked at."""
+    measured, replayed = simulated(row)
     if row.moment in ("start", "end"):
         totals = measured.timeline.totals()
         last = -1 if row.moment == "end" else measured.timeline.marks[0].event - 1
@@ -118,12 +115,17 @@ def say(row: Row) -> Said:
     return Said(measured.peak, peaks[last_step], replayed.peak_reserved)
 
 
-@lru_cache(maxsize=1)  # neighbouring rows are often of one run
-def run(
+def simulated(row: Row) -> tuple[Measurement, Replay]:
+    """The row's step on the simulated GPU, and what the allocator made of it."""
+    return _simulated(row.family, row.capability, row.torch, json.dumps(row.how), row.expandable)
+
+
+@lru_cache(maxsize=1)  # neighboring rows are often of one run
+def _simulated(
     family: str, capability: tuple[int, int], torch: tuple[int, int], how: str, expandable: bool
 ) -> tuple[Measurement, Replay]:
-    """The family's step on the simulated GPU, and what the allocator made of it."""
-    measured = family_of(family)(workspaces_of(capability, torch), **json.loads(how))
+    step = family_of(family)
+    measured = step(workspaces_of(capability, torch), **json.loads(how))
     return measured, replay(measured, expandable_segments=expandable)
 
 

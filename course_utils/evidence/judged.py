@@ -11,38 +11,18 @@ from ..allocator.counters import counted
 from ..estimating import estimate, formula
 from ..lessons.calculators.calculators import CALCULATORS
 from ..models import TransformerConfig
-from ..recording.published_steps import Row, Said, answered_rows
 from ..run import TrainingRun
+from .published import Row, Said, answered_rows
 
 COUNTS = {"peak": "a step", "end": "states"}  # by a row's moment; none has the activations of a whole model
 FORM, ESTIMATE, SIMULATED = "our closed form", "our estimate", "simulated"
 OURS = (FORM, ESTIMATE, SIMULATED)
 SIZES = {"xl": (48, 1600, 25), "2.7b": (32, 2560, 32)}  # layers, hidden size and heads by the names of CS336
 KNOWN = {
-    "size",
-    "T",
-    "batch",
-    "autocast",
-    "named",
-    "steps",
-    "stage",
-    "s",
-    "L",
-    "h",
-    "a",
-    "V",
-    "d",
-    "heads",
-    "kv_heads",
-    "ffn",
-    "positions",
-    "ranks",
-    "b",
-    "recompute",
-    "upcast",
-    "stay",
-    "implementation",
-}
+    "size", "T", "batch", "autocast", "named", "steps", "stage", "s", "L", "h", "a", "V", "d", "heads",
+    "kv_heads", "ffn", "positions", "ranks", "b", "recompute", "upcast", "stay", "implementation",
+}  # fmt: skip
+"""The details of a step that a TrainingRun can express."""
 
 
 def nearest(row: Row) -> TrainingRun | None:
@@ -58,16 +38,10 @@ def nearest(row: Row) -> TrainingRun | None:
             b = row.how.get("batch", 4)
             precision = "amp-bf16" if row.how.get("autocast") else "fp32"
             return TrainingRun(model, b, s, precision, "adamw-loop", "eager", unfused=True)
-        case "language_models.scratch_gpt", {
-            "stage": stage,
-            "batch": b,
-            "s": s,
-            "L": L,
-            "h": h,
-            "a": a,
-            "V": V,
-        }:
-            model = TransformerConfig("GPT-2", "gpt2", L, h, a, V, s, dropout=0.1, tied=False, qkv_bias=False)
+        case "language_models.scratch_gpt", {"stage": stage, "batch": b, "s": s, "L": L, "h": h, **more}:
+            model = TransformerConfig(
+                "GPT-2", "gpt2", L, h, more["a"], more["V"], s, dropout=0.1, tied=False, qkv_bias=False
+            )
             # each stage of the series adds one improvement to those before it
             precision = "bf16" if stage >= 5 else "fp32"
             optimizer = "adamw-fused" if stage >= 3 else "adamw"

@@ -1,12 +1,11 @@
-"""Execute notebooks in a fresh kernel, as on a machine that nobody has used yet; lessons also live."""
+"""Execute notebooks in a fresh kernel, as on a machine that nobody has used yet."""
 
 import atexit
+import ctypes
 import os
-import re
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,20 +15,11 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError
 from nbformat import NotebookNode
 
-from ..interactive.course_files import python_path
-from ..ranks.guard import SET_PARENT_DEATH_SIGNAL, prctl
+from .course_files import python_path
 
 CELL_SECONDS = 300
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
-
-LIVE = re.compile(r"live on [^·\n]+ · torch")
-"""The words of a measurement that was made on a GPU here; `doctor` has a row "live on a GPU", which is none.
-"""
-
-NOT_LIVE = re.compile(r"needs [\d.]+ \w+, .+? has [\d.]+ \w+ free|this GPU \(compute capability[^<\n]*")
-"""The reasons for a simulation although there is a GPU."""
-
-AS_CARD = "from course_utils.measuring.devices import as_card\n_ = as_card({name!r})"
+SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG in linux/prctl.h
 
 
 class BuildError(Exception):
@@ -41,47 +31,13 @@ def read_notebook(path: Path) -> NotebookNode:
     return notebook
 
 
-def execute_live(path: Path, as_card: str = "", source: str = "auto") -> dict[str, Any]:
-    """Execute a notebook, `source` deciding where "auto" measures. Nothing is written.
-
-    Returns its seconds, how many cells ran, in how many a measurement was live, the reasons why others were
-    not, and the cells that failed. With `as_card` its kernel first takes no more of the GPU than that card
-    has.
-    """
-    notebook = read_notebook(path)
-    if as_card:
-        notebook.cells.insert(0, nbformat.v4.new_code_cell(AS_CARD.format(name=as_card)))
-    start = time.monotonic()
-    run(notebook, path.parent, allow_errors=True, environment={"COURSE_SOURCE": source})
-    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    texts = [text_of(cell) for cell in cells]
-    return {
-        "seconds": round(time.monotonic() - start, 1),
-        "cells": len(cells),
-        "live": sum(bool(LIVE.search(text)) for text in texts),
-        "not_live": sorted({found for text in texts for found in NOT_LIVE.findall(text)}),
-        "failed": [problem for cell in cells for problem in problems(cell)],
-    }
-
-
 def text_of(cell: NotebookNode) -> str:
+    """The printed text of a cell, and what else of its outputs is text."""
     parts: list[str] = []
     for output in cell.outputs:
         parts.append(output.get("text", ""))
         parts += [str(value) for kind, value in output.get("data", {}).items() if kind.startswith("text/")]
     return "\n".join(parts)
-
-
-def problems(cell: NotebookNode) -> list[str]:
-    """Errors of a cell that its source does not announce, each in one line."""
-    if "raises-exception" in cell.metadata.get("tags", ()):
-        return []
-    found = []
-    for output in cell.outputs:
-        if output.output_type == "error":
-            message = output.evalue.partition("\n")[0]
-            found.append(f"{_first_line(cell)}: {output.ename}: {message[:200]}")
-    return found
 
 
 def kernel_environment(home: Path) -> dict[str, str]:
@@ -172,7 +128,7 @@ def _ends_with_this_process() -> dict[str, Any]:
     parent = os.getpid()
 
     def end_with_parent() -> None:
-        prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
 

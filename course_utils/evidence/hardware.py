@@ -27,33 +27,22 @@ SECOND_PROGRAM = (
 """A program that does nothing but make a context, and says what the driver then counts."""
 
 
-def context_bytes(device: Device, second: Callable[[], int] | None = None) -> dict[str, Any]:
+def context_bytes(device: Device) -> dict[str, Any]:
     """Bytes that a context takes of the GPU before the first tensor, in three readings.
 
     Each is what a second program, which does nothing else, finds in use, less what this one found before.
     """
-    ask = second or _in_use_seen_by_another
     device.synchronize()
     readings = []
     for _ in range(3):
         before = device.in_use()
-        readings.append(ask() - before)
-    median = sorted(readings)[1]
-    return {"context": median, "readings": readings}
+        found = subprocess.check_output([sys.executable, "-c", SECOND_PROGRAM], text=True, timeout=60)
+        readings.append(int(found) - before)
+    return {"context": sorted(readings)[1], "readings": readings}
 
 
-def _in_use_seen_by_another() -> int:
-    command = [sys.executable, "-c", SECOND_PROGRAM]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    if done.returncode:
-        last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
-        raise RuntimeError(f"a second program made no context: {''.join(last)}")
-    return int(done.stdout)
-
-
-# Readings until a counter that still changes is given up, and seconds between two
-MOST_READINGS = 200
-BETWEEN = 0.01
+MOST_READINGS = 200  # until a counter that still changes is given up
+BETWEEN = 0.01  # Seconds between two readings
 
 
 class Unsettled(RuntimeError):
@@ -73,9 +62,7 @@ def settled_bytes(device: Device) -> int:
         if now == before:
             return now
         before = now
-    raise Unsettled(
-        f"the bytes allocated still change after {MOST_READINGS} readings; another thread is still running"
-    )
+    raise Unsettled(f"the bytes allocated still change after {MOST_READINGS} readings")
 
 
 def workspace_bytes(device: Device) -> dict[str, Any]:
@@ -126,11 +113,7 @@ def _scratch_of(item: Prepared, device: Device) -> dict[str, Any]:
             counted = _counted_peak(item, device)
             tracked = _tracked_peak(item, device)
         if counted < tracked:
-            raise Unsettled(
-                f"the device counted a peak of {counted:,} bytes and the tensors alone take {tracked:,}:"
-                " scratch cannot be negative,"
-                " so one of the counters was read while another thread changed it"
-            )
+            raise Unsettled(f"scratch cannot be negative, and {counted:,} bytes less {tracked:,} is")
         return {"operation": item.name, "counted": counted, "tracked": tracked, "scratch": counted - tracked}
     except RuntimeError as error:
         return {"operation": item.name, why_not(error): first_line(error)}
@@ -170,13 +153,10 @@ def prepared_operations(device: str) -> list[Prepared]:
     hidden = 768
     vocab = 50257
     normal = partial(_normal, device)
-
-    def tokens() -> torch.Tensor:
-        return torch.randint(vocab, (rows,), device=device)
-
+    tokens = partial(torch.randint, vocab, (rows,), device=device)
     x = (rows, hidden)
     vector = (hidden,)
-    makers: list[tuple[str, Callable[[], tuple[Any, ...]], Callable[..., torch.Tensor]]] = [
+    operations = [
         ("linear", lambda: normal(x, (hidden, hidden), vector), F.linear),
         ("layer_norm", lambda: normal(x, vector, vector), lambda x, w, b: F.layer_norm(x, (hidden,), w, b)),
         ("rms_norm", lambda: normal(x, vector), lambda x, w: F.rms_norm(x, (hidden,), w)),
@@ -189,19 +169,19 @@ def prepared_operations(device: str) -> list[Prepared]:
             lambda x, y: F.cross_entropy(x.float(), y),
         ),
     ]
-    found = [operation for maker in makers for operation in _both_ways(*maker)]
+    found: list[Prepared] = []
+    for name, make, operation in operations:
+        found += _both_ways(name, make, operation)
     for kernel in KERNELS:
         for seq_len in (1024, 4096):
             name = f"attention, {kernel}, s={seq_len:,}"
-            make = partial(attention_inputs, device, seq_len)
-            found += _both_ways(name, make, causal_attention, kernel)
+            found += _both_ways(name, partial(attention_inputs, device, seq_len), causal_attention, kernel)
     return found
 
 
 def _both_ways(
     name: str, make: Callable[[], tuple[Any, ...]], operation: Callable[..., torch.Tensor], kernel: str = ""
 ) -> list[Prepared]:
-
     def forward_done() -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
         given = make()
         result = operation(*given)
@@ -220,9 +200,8 @@ def attention_inputs(device: str, seq_len: int) -> tuple[torch.Tensor, ...]:
 
 
 def _normal(device: str, *shapes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
-    return tuple(
-        torch.randn(shape, device=device, dtype=torch.float16, requires_grad=True) for shape in shapes
-    )
+    half = partial(torch.randn, device=device, dtype=torch.float16, requires_grad=True)
+    return tuple(half(shape) for shape in shapes)
 
 
 def causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

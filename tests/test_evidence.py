@@ -1,4 +1,4 @@
-"""The benchmark draws what it should, hides nothing, tells right from wrong; a sample of runs is right."""
+"""The evidence draws what it should, hides nothing, tells right from wrong; a sample of runs is right."""
 
 import contextlib
 import dataclasses
@@ -10,13 +10,11 @@ import pytest
 from engine import shallow, simulate, tiny
 from speeds import CASES, REDRAW_MS, explorer_table
 
-import course_utils.benchmark as benchmark
-from course_utils.benchmark import accuracy, draw
-from course_utils.benchmark.all_tables import MADE
-from course_utils.benchmark.tables import BIAS_HEADINGS, Table, bias_of
 from course_utils.cli.main import COMMANDS, main
 from course_utils.estimating import estimate
 from course_utils.estimating.published import FORMULAS
+from course_utils.evidence import accuracy, command, frozen_runs, gpu, published_tables
+from course_utils.evidence.tables import BIAS_HEADINGS, Table, bias_of
 from course_utils.measurement import Measurement
 from course_utils.models import TransformerConfig
 from course_utils.run import ATTENTIONS, OPTIMIZERS, OVERRIDES, PRECISIONS, RECOMPUTES, TrainingRun
@@ -45,22 +43,21 @@ def test_a_seed_gives_the_same_run_again_and_every_choice_of_a_run_and_of_a_mode
 
 
 def test_freezing_writes_what_is_read_back(tmp_path, monkeypatch):
-    for module in (draw, drawn_runs):
+    for module in (frozen_runs, drawn_runs):
         monkeypatch.setattr(module, "FROZEN", tmp_path / "runs.json")
     drawn_runs.freeze(first_seed=7, count=5)
     kept = json.loads((tmp_path / "runs.json").read_text(encoding="utf-8"))["runs"]
     drawn = [drawn_runs.random_run(seed) for seed in range(7, 12)]
-    assert [draw.run_of(choices) for choices in kept] == drawn
-    with pytest.raises(ValueError, match="'gpt9', which is not a preset"):
-        draw.run_of({"preset": "gpt9", "micro_batch": 1})
+    assert [frozen_runs.run_of(choices) for choices in kept] == drawn
 
 
 def test_a_model_with_fewer_blocks_says_so_in_its_name_and_is_rebuilt_from_its_code():
-    assert draw.changed("gpt2", layers=2).name == "gpt2, 2 blocks"
-    assert draw.changed("gpt2", layers=1).name == "gpt2, 1 block"
-    assert draw.changed("llama3.2-1b", layers=3, tied=False).name == "llama3.2-1b, 3 blocks, tied=False"
-    assert draw.changed("gpt2", layers=draw.PRESETS["gpt2"].layers) == draw.PRESETS["gpt2"]
-    run = TrainingRun(draw.changed("gpt2", layers=2), 4, 512)
+    changed = frozen_runs.changed
+    assert changed("gpt2", layers=2).name == "gpt2, 2 blocks"
+    assert changed("gpt2", layers=1).name == "gpt2, 1 block"
+    assert changed("llama3.2-1b", layers=3, tied=False).name == "llama3.2-1b, 3 blocks, tied=False"
+    assert changed("gpt2", layers=frozen_runs.PRESETS["gpt2"].layers) == frozen_runs.PRESETS["gpt2"]
+    run = TrainingRun(changed("gpt2", layers=2), 4, 512)
     assert str(run).startswith("gpt2, 2 blocks · ")
     assert rebuilt(run) == run
 
@@ -70,14 +67,14 @@ def rebuilt(run: TrainingRun) -> TrainingRun:
 
 
 def test_at_least_300_runs_are_frozen_as_the_list_says_named_after_what_they_are():
-    kept = json.loads(draw.FROZEN.read_text(encoding="utf-8"))["runs"]
-    runs = draw.frozen_runs()
+    kept = json.loads(frozen_runs.FROZEN.read_text(encoding="utf-8"))["runs"]
+    runs = frozen_runs.frozen_runs()
     assert len(set(runs)) == len(runs) >= 300
     for choices, run in zip(kept, runs, strict=True):
         assert rebuilt(run) == run
-        plain = dataclasses.replace(draw.PRESETS[choices["preset"]], **choices.get("changes", {}))
+        plain = dataclasses.replace(frozen_runs.PRESETS[choices["preset"]], **choices.get("changes", {}))
         assert as_chosen(run.model, plain) == dataclasses.replace(plain, name=run.model.name)
-        preset = draw.PRESETS.get(run.model.name)
+        preset = frozen_runs.PRESETS.get(run.model.name)
         assert preset is None or as_chosen(run.model, preset) == preset, run.model.name
 
 
@@ -87,7 +84,7 @@ def as_chosen(model: TransformerConfig, other: TransformerConfig) -> Transformer
 
 
 def test_nothing_but_names_depends_on_what_a_model_is_called():
-    run = TrainingRun(draw.changed("gpt2", layers=2), 4, 512)
+    run = TrainingRun(frozen_runs.changed("gpt2", layers=2), 4, 512)
     renamed = run.replace(model=dataclasses.replace(run.model, name="another"))
     assert dict(estimate(run)) == dict(estimate(renamed))
 
@@ -103,12 +100,12 @@ def measurable(run: TrainingRun) -> bool:
     return run.world_size == run.tensor_parallel == 1 and run.precision.name != "fp8"
 
 
-MEASURABLE = [number for number, run in enumerate(draw.frozen_runs()) if measurable(run)]
+MEASURABLE = [number for number, run in enumerate(frozen_runs.frozen_runs()) if measurable(run)]
 
 
 @pytest.mark.parametrize("number", MEASURABLE[::STRIDE])
 def test_a_sample_of_the_frozen_runs_is_right(number):
-    found = accuracy.outcome(number, draw.frozen_runs()[number])
+    found = accuracy.outcome(number, frozen_runs.frozen_runs()[number])
     assert found.compared, found.refused or found.failed
     off = f"{found.percent:+.3f} %, activations {found.activations:+,}, {found.kinds}"
     assert found.right, f"{found.run}: {off}"
@@ -172,7 +169,7 @@ def test_bias_tells_an_estimate_that_is_always_low_from_one_that_scatters():
 
 
 def test_published_formulas_are_off_by_what_they_leave_out_of_what_each_counts():
-    run = TrainingRun(shallow(draw.PRESETS["gpt2"], 1), 2, 128, "bf16-master", attention="eager")
+    run = TrainingRun(shallow(frozen_runs.PRESETS["gpt2"], 1), 2, 128, "bf16-master", attention="eager")
     step = simulate(run)
     errors = {}
     for formula in FORMULAS:
@@ -211,8 +208,8 @@ def test_the_explorers_table_times_every_case():
 def test_the_command_prints_and_saves_a_table_that_says_date_machine_and_source(
     tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setitem(MADE, "accuracy", lambda quick, report: [TABLE])
-    assert main(["benchmark", "--here", "--table", "accuracy", "--out", str(tmp_path)]) == 0
+    monkeypatch.setattr(accuracy, "frozen_accuracy", lambda quick, report: [TABLE])
+    assert main(["evidence", "--here", "--table", "accuracy", "--out", str(tmp_path)]) == 0
     text = (tmp_path / "a_name.md").read_text(encoding="utf-8")
     assert text == TABLE.markdown() + "\n" and text in capsys.readouterr().out
     for word in ("## A title", "cores", "Python", "torch", "· x", "1,234,567", "-1.250", "a / b", "- a note"):
@@ -231,29 +228,31 @@ def test_the_command_prints_and_saves_a_table_that_says_date_machine_and_source(
     ids=str,
 )
 def test_an_option_that_is_wrong_is_refused_in_one_line(arguments, words, capsys):
-    assert main(["benchmark", "--here", *arguments]) == 1
+    assert main(["evidence", "--here", *arguments]) == 1
     said = capsys.readouterr().err
     assert words in said and said.count("\n") == 1
 
 
 def test_the_command_is_listed_and_explains_itself(capsys):
-    assert list(benchmark.TABLES) == list(MADE)
-    assert "benchmark" in COMMANDS and main(["benchmark", "--help"]) == 0
+    assert list(command.TABLES) == ["accuracy", "published-gpus", *gpu.GPU_TABLES]
+    assert "evidence" in COMMANDS and main(["evidence", "--help"]) == 0
     said = capsys.readouterr().out
-    assert all(name in said for name in benchmark.TABLES)
+    assert all(name in said for name in command.TABLES)
 
 
 def test_all_tables_are_made_or_those_that_are_named(monkeypatch):
     made = []
 
-    def make(name, quick, say):
+    def make(name, quick=None, report=None):
         made.append((name, quick))
         return []
 
-    makers = {name: partial(make, name) for name in benchmark.TABLES}
-    monkeypatch.setattr("course_utils.benchmark.all_tables.MADE", makers)
-    assert main(["benchmark", "--here", "--quick"]) == 0
-    assert made == [(name, True) for name in benchmark.TABLES]
+    monkeypatch.setattr(accuracy, "frozen_accuracy", partial(make, "accuracy"))
+    monkeypatch.setattr(published_tables, "tables", partial(make, "published-gpus"))
+    monkeypatch.setattr(gpu, "GPU_TABLES", {name: partial(make, name) for name in gpu.GPU_TABLES})
+    assert main(["evidence", "--here", "--quick"]) == 0
+    ours = [("accuracy", True), ("published-gpus", True)]
+    assert made == [*ours, *((name, None) for name in gpu.GPU_TABLES)]
     made.clear()
-    assert main(["benchmark", "--here", "--table", "gpu", "--table", "accuracy"]) == 0
-    assert made == [("gpu", False), ("accuracy", False)]
+    assert main(["evidence", "--here", "--table", "gpu", "--table", "accuracy"]) == 0
+    assert made == [("gpu", None), ("accuracy", False)]

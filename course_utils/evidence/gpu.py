@@ -14,10 +14,10 @@ from ..allocator.snapshots import compare_with_gpu
 from ..breakdown import KINDS
 from ..measuring.recorded import Recording, attempts, newest
 from ..measuring.recording_file import MEASURED
-from ..recording.allocation_history import unpacked
-from ..recording.published_steps import TEN, Row, published_rows
-from ..recording.tasks import EXPANDABLE
+from .history import unpacked
+from .published import TEN, Row, published_rows
 from .tables import BIAS_HEADINGS, TABLES, Cell, Table, bias_of
+from .tasks import EXPANDABLE
 
 NONE_YET = (
     "No recording of this kind from a real GPU exists yet. On a machine with one:"
@@ -391,15 +391,13 @@ def _cell(item: Recording) -> tuple[Cell, ...]:
     return item.device, item.task, item.status, times, item.line.content["detail"]
 
 
-def _tables(name: str, made: Callable[[], list[Table]], *_: object) -> list[Table]:
-    tables = made() or [Table(name, TITLES[name], (), (), (NONE_YET,))]
-    return [_with_source_noted(table) for table in tables]
-
-
-def _with_source_noted(table: Table) -> Table:
-    if not table.source:
-        return table
-    return replace(table, notes=(f"Recorded on {table.source}.", *table.notes))
+def _tables(name: str, made: Callable[[], list[Table]]) -> list[Table]:
+    tables = []
+    for table in made() or [Table(name, TITLES[name], (), (), (NONE_YET,))]:
+        if table.source:
+            table = replace(table, notes=(f"Recorded on {table.source}.", *table.notes))
+        tables.append(table)
+    return tables
 
 
 MAKERS = (

@@ -1,0 +1,1 @@
+"""Evidence: published steps, recordings of real GPUs, and the tables of how right the course is."""

@@ -1,1 +1,0 @@
-"""The command `record`: tasks for a real GPU, and lessons executed live."""
