@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..measuring.counting import TimesByPhase
+from ..measuring.counting import time_calls
 from ..measuring.devices import Device
 from ..measuring.live import KERNELS, is_out_of_memory
 from ..measuring.tracker import Tracker
@@ -233,19 +233,19 @@ def _forward_and_backward(
 ) -> dict[str, list[float]]:
     attend = eager_attention if kernel == "eager" else causal_attention
     given = attention_inputs(device.kind, seq_len)
-    times: dict[str, list[float]] = {"forward": [], "backward": []}
-    torch.autograd.grad(attend(*given).sum(), given)  # the first is slower: kernels are loaded
-    for _ in range(repetitions):
-        watch = TimesByPhase(device)
-        with watch.in_phase("forward"):
-            result = attend(*given)
-        gradient = torch.ones_like(result)
-        with watch.in_phase("backward"):
-            torch.autograd.grad(result, given, gradient)
-        del result, gradient
-        device.synchronize()
-        for phase, milliseconds in watch.milliseconds().items():
-            times[phase].append(round(milliseconds, 4))
+
+    def forward() -> torch.Tensor:
+        return attend(*given)
+
+    torch.autograd.grad(forward().sum(), given)  # the first is slower: kernels are loaded
+    times = {"forward": time_calls(forward, device, repetitions, seconds=60)}
+    result = forward()
+    gradient = torch.ones_like(result)
+
+    def backward() -> Any:
+        return torch.autograd.grad(result, given, gradient, retain_graph=True)
+
+    times["backward"] = time_calls(backward, device, repetitions, seconds=60)
     return times
 
 

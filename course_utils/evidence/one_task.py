@@ -77,7 +77,7 @@ def find(name: str) -> Task:
     raise ValueError(f"there is no task {name!r}")
 
 
-def facts(device: Device) -> dict[str, Any]:
+def facts(device: Cuda) -> dict[str, Any]:
     """The origin that every line of a recording names, and the bytes free. RuntimeError if there is none."""
     if installed_torch() < tuple(map(int, OLDEST_TORCH.split("."))):
         raise RuntimeError(
@@ -240,7 +240,7 @@ def record_published(ids: Sequence[str], device: Device, send: Send) -> None:
 
 
 def said_of(row: Row, capability: tuple[int, int]) -> dict[str, Any]:
-    """What the simulation of such a card says of a row under this torch, and the hash of its step."""
+    """Return a row's bytes by moment, simulated for such a card under this torch, and its step's hash."""
     here = replace(row, capability=capability, torch=installed_torch())
     found: dict[str, Any] = {}
     for moment in ("start", "peak", "end"):

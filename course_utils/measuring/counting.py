@@ -1,8 +1,8 @@
 """Counters and clocks of a step that nothing tracks: the device's own peak, and the time, of each phase."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from .devices import Device
@@ -42,27 +42,6 @@ class PeaksByPhase(Unwatched):
         self.allocated[self._phase] = max(allocated, self.allocated.get(self._phase, 0))
         self.reserved = max(self.reserved, reserved)
         self.device.reset_peaks()
-
-
-class TimesByPhase(Unwatched):
-    """Stamps the beginning and the end of each phase."""
-
-    def __init__(self, device: Device) -> None:
-        self.device = device
-        self.spans: list[tuple[str, Any, Any]] = []
-
-    @contextmanager
-    def in_phase(self, phase: str) -> Iterator[None]:
-        start = self.device.stamp()
-        yield
-        self.spans.append((phase, start, self.device.stamp()))
-
-    def milliseconds(self) -> dict[str, float]:
-        """The time of each phase, of all micro-batches together; the device must have finished."""
-        times: dict[str, float] = {}
-        for phase, start, end in self.spans:
-            times[phase] = times.get(phase, 0.0) + self.device.milliseconds(start, end)
-        return times
 
 
 def count_peaks(

@@ -1,4 +1,4 @@
-"""What a step allocates and frees, in order, as a short hash: it says which step a recording is of."""
+"""Hash what a step allocates and frees, in order: the hash says which step a recording is of."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
