@@ -197,7 +197,6 @@ def record_history(run: TrainingRun, device: Device, send: Send) -> None:
     frees it ended, and the bytes then reserved.
     """
     with out_of_memory_sent(device, send):
-        sequence = {release_line(): sequence_hash(run, STEPS)}
         torch.cuda.init()
         torch.cuda.memory._record_memory_history(max_entries=2_000_000, context=None)
         steps: list[tuple[int, int]] = []
@@ -211,6 +210,8 @@ def record_history(run: TrainingRun, device: Device, send: Send) -> None:
                 steps.append((_moments(snapshot), device.reserved()))
         history = packed(snapshot)
         exact = compare_with_gpu(unpacked(history)).exact
+        # last: a simulation leaves a segment on a GPU that is here, and the history has to begin before any
+        sequence = {release_line(): sequence_hash(run, STEPS)}
         send("history", history=history, steps=steps, exact=exact, sequence=sequence)
 
 
