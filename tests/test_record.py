@@ -227,7 +227,9 @@ def test_a_full_disk_is_named_and_the_file_holds_whole_lines_only(tmp_path, monk
     )
     assert done.returncode == 1
     [said] = done.stderr.splitlines()
-    assert "nvidia-h200.jsonl cannot be written: File too large. It holds whole results only" in said
+    assert (
+        "nvidia-h200.jsonl cannot be written: File too large. nvidia-h200.jsonl holds whole results" in said
+    )
     assert [line.content["task"] for line in read_lines(tmp_path / "nvidia-h200.jsonl")] == [
         "times of recomputation"
     ]

@@ -79,8 +79,9 @@ def run(options: Namespace) -> int:
         say(f"\nStopped. {file} has each task that has ended; the same command does the others.")
         return 130
     except OSError as problem:
-        words = f"{file} cannot be written: {problem.strerror or problem}."
-        raise RecordingError(f"{words} It holds whole results only: the same command goes on.") from problem
+        words = f"{problem.filename or file} cannot be written: {problem.strerror or problem}."
+        words += f" {file.name} holds whole results: the same command goes on."
+        raise RecordingError(words) from problem
 
 
 def chosen(words: str) -> list[Task]:
@@ -105,9 +106,12 @@ def listing(tasks: Sequence[Task]) -> str:
 def device_facts(command: Command) -> dict[str, Any]:
     """Facts about the GPU and torch, from a process of its own. RecordingError if there is no GPU."""
     running = Running(FACTS, command)
-    with suppress(subprocess.TimeoutExpired):
-        running.process.wait(FACTS.seconds)
-    parts, status, detail = running.finish()
+    try:
+        with suppress(subprocess.TimeoutExpired):
+            running.process.wait(FACTS.seconds)
+        parts, status, detail = running.finish()
+    finally:
+        running.end()
     if status != MEASURED:
         raise RecordingError(f"There is no GPU to record on: {detail or status}. --list shows the tasks.")
     return parts["facts"]
