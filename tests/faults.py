@@ -9,6 +9,7 @@ a second to ten each.
 
 import argparse
 import csv
+import ctypes
 import json
 import os
 import random
@@ -35,9 +36,9 @@ from course_utils.authoring.sources import drafts
 from course_utils.interactive.guesses import lock_guess, stored_guesses
 from course_utils.interactive.progress import mark_passed, mark_quiz, passed, progress, quiz_scores
 from course_utils.measuring.recording_file import append, read_lines, repair
-from course_utils.ranks.guard import SET_CHILD_SUBREAPER, prctl
 from course_utils.teaching.grade import Row, write_table
 
+SET_CHILD_SUBREAPER = 36  # from linux/prctl.h
 ROOT = Path(__file__).resolve().parent.parent
 LATE_SECONDS = 30.0
 """Within so many seconds of a kill everything that was started has to be gone."""
@@ -510,7 +511,8 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := set(options.kinds) - {*KINDS, "disk"}:
         parser.error(f"there is no kind {', '.join(unknown)}")
-    prctl(SET_CHILD_SUBREAPER, 1)  # as a desktop's session does: an orphan's parent is not process 1
+    # As a desktop's session does: an orphan's parent is not process 1.
+    ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     found = []
     for kind in options.kinds or [*KINDS, "disk"]:
         tried = disk if kind == "disk" else partial(killed, kind)

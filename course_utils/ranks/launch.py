@@ -173,7 +173,7 @@ def _too_long(task: dict[str, Any], folder: Path, timeout_seconds: float) -> str
 def _failure(task: dict[str, Any], folder: Path, code: int) -> str:
     """The rank that failed first, with the end of its traceback or else of its output."""
     if not (folder / "failure.json").is_file():
-        ended = f"was killed by {signal_name(-code)}" if code < 0 else "failed"
+        ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else "failed"
         said = _last_lines(_tail(folder / "launcher.log"))
         return f"the launcher of the ranks of {task['name']} {ended}:\n{said}"
     failure = json.loads((folder / "failure.json").read_text(encoding="utf-8"))
@@ -183,23 +183,16 @@ def _failure(task: dict[str, Any], folder: Path, code: int) -> str:
     said = _said(_printed(folder, failure["rank"]))
     if failure["code"] >= 0:
         return f"{rank} ended with exit code {failure['code']}. {said}"
+    name = signal.Signals(-failure["code"]).name
     return (
-        f"{rank} was killed by {signal_name(-failure['code'])}: by a person, by a crash, or by this computer"
-        f" because it ran out of memory (use fewer or smaller ranks). {said}"
+        f"{rank} was killed by {name}: by a person, by a crash, or by this computer because it ran out of"
+        f" memory (use fewer or smaller ranks). {said}"
     )
 
 
 def _without(folder: Path, text: str) -> str:
     """A message without the name of the temporary folder, in which a function's source lies."""
     return text.replace(f"{folder}{os.sep}", "")
-
-
-def signal_name(number: int) -> str:
-    """The name of a signal, "signal 99" for one that has none here."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _printed(folder: Path, rank: int) -> str:
