@@ -178,7 +178,10 @@ class TrainingRun:
         logits: str | None = None,
         unfused: bool | None = None,
         global_batch: int | None = None,
+        **others: Any,
     ) -> None:
+        for name in others:  # Python's own refusal would not say which name is meant
+            check_known("choice of a TrainingRun", name, _choices())
         if logits is not None:
             check_known("logits", logits, LOGITS)
         config = _overridden(model_config(model), dropout=dropout, logits=logits, unfused=unfused)
@@ -228,10 +231,9 @@ class TrainingRun:
 
         Raises ValueError like the constructor, and for unknown fields.
         """
-        names = [field.name for field in fields(self)]
         for name in changes:
-            check_known("choice of a TrainingRun", name, [*names, "global_batch", *OVERRIDES])
-        kept = {name: getattr(self, name) for name in names}
+            check_known("choice of a TrainingRun", name, _choices())
+        kept = {field.name: getattr(self, field.name) for field in fields(self)}
         if changes.get("global_batch") is not None:
             kept.pop("accumulation_steps")
         return TrainingRun(**(kept | changes))
@@ -473,6 +475,11 @@ def _lora_targets(targets: Any, rank: Any, model: TransformerConfig) -> tuple[st
         check_known("LoRA target", name, [*there, *LORA_ALIASES])
     wanted = [name for target in asked for name in LORA_ALIASES.get(target, (target,))]
     return tuple(name for name in there if name in wanted)
+
+
+def _choices() -> list[str]:
+    """The names that `TrainingRun` and `replace` take."""
+    return [*(field.name for field in fields(TrainingRun)), "global_batch", *OVERRIDES]
 
 
 def check_size(name: str, value: Any) -> None:

@@ -13,8 +13,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from course_utils.gpus import gpu
 from course_utils.lessons.sharding.zero import gpt_of_six_blocks
 from course_utils.lessons.will_it_fit.detective import broken_runs
+from course_utils.measurement import Measurement
 from course_utils.measuring import measure
-from course_utils.measuring.recorded import FILE, key, save
+from course_utils.measuring.recorded import FILE, key, save, thinned
 from course_utils.measuring.recording_file import FOLDER
 from course_utils.planning.twin import twin
 from course_utils.run import TrainingRun
@@ -59,7 +60,7 @@ def _runs() -> Iterator[TrainingRun]:
         "llama3-8b", 1, 4096, "bf16-master", recompute="full", world_size=64, zero_stage=3, loss_chunks=8
     )
     yield gpt_of_six_blocks(ranks=64)
-    # 12: all weights trained, LoRA, and a small QLoRA step
+    # 16: all weights trained, LoRA, and a small QLoRA step
     gpt2 = TrainingRun("gpt2", 4, 512)
     everywhere = ("attention", "mlp")
     yield from (gpt2, gpt2.replace(lora_rank=8), gpt2.replace(lora_rank=8, lora_targets=everywhere))
@@ -74,24 +75,34 @@ def _runs() -> Iterator[TrainingRun]:
         lora_targets=everywhere,
         frozen_bits=4,
     )
-    # 13: two models on which calculators disagree, and a GPT as one of their formulas means it
-    yield from (TrainingRun("llama3.1-8b", 2, 8192), TrainingRun("gpt2-xl", 32, 1024))
-    yield TrainingRun("gpt2", 8, 1024, "bf16-master", attention="eager")
+    # 18
+    yield from counted_runs()
+
+
+def counted_runs() -> list[TrainingRun]:
+    """Those of lesson 18, recorded with every tensor of the peak, which it adds up by component.
+
+    They are two models on which calculators disagree, and a GPT as one of their formulas means it.
+    """
+    gpt = TrainingRun("gpt2", 8, 1024, "bf16-master", attention="eager")
+    return [TrainingRun("llama3.1-8b", 2, 8192), TrainingRun("gpt2-xl", 32, 1024), gpt]
 
 
 def replayed_runs() -> list[TrainingRun]:
-    """Those of lessons 12 and 19, recorded with all their allocations: they are sent
-    through the allocator.
-    """
+    """Those of lessons 12 and 19, recorded with all their allocations: the allocator replays them."""
     step = TrainingRun("gpt2", 8, 512)
     return [step, step.replace(loss_chunks=2), *(run for run in broken_runs().values() if run != step)]
 
 
+def shipped(run: TrainingRun, steps: int) -> Measurement:
+    """The run simulated; thinned where the lessons need but its figure and its largest tensors."""
+    measured = measure(run, source="simulated", steps=steps)
+    return measured if run in (*counted_runs(), *replayed_runs()) else thinned(measured)
+
+
 def main() -> None:
     """Simulate every run, and write the file."""
-    measured = {
-        key(run, steps): measure(run, source="simulated", steps=steps) for run, steps in lesson_runs()
-    }
+    measured = {key(run, steps): shipped(run, steps) for run, steps in lesson_runs()}
     text = save(measured, {key(run, 2) for run in replayed_runs()})
     (FOLDER / FILE).write_bytes(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME))
 

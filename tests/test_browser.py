@@ -493,15 +493,11 @@ def test_what_a_check_says_is_a_quiet_card_and_stops_what_follows(
 
 MISTAKES = {
     "from course_utils import TrainingRun, compare, estimate": "",
-    'TrainingRun("gtp2")': "ValueError in line 1: unknown model 'gtp2': did you mean 'gpt2'?",
-    'TrainingRun("gpt2", batch_size=8)': "TypeError in line 1: TrainingRun() has no batch_size: did you mean",
-    "estimate(run)": (
-        "NameError in line 1: run is not defined yet: run the cells above this one first, or check its"
+    'TrainingRun("gtp2")': "ValueError: unknown model 'gtp2': did you mean 'gpt2'?",
+    'TrainingRun("gpt2", batch_size=8)': (
+        "ValueError: unknown choice of a TrainingRun 'batch_size': did you mean 'micro_batch'?"
     ),
-    "checks.total_bytes(total_bytes)": "NameError in line 1: checks is not defined yet: run the cells above",
-    'compare(TrainingRun("gpt2"), source="gpu")': (
-        "ValueError in line 1: unknown source 'gpu': did you mean 'cpu'?"
-    ),
+    'compare(TrainingRun("gpt2"), source="gpu")': "ValueError: unknown source 'gpu': did you mean 'cpu'?",
 }
 
 

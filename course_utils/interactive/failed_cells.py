@@ -5,6 +5,7 @@ every tensor: else a cell of plain torch that fails leaves the GPU full until th
 """
 
 import dis
+import re
 import sys
 from types import TracebackType
 from typing import Any
@@ -33,7 +34,8 @@ def _show(shell: Any, kind: type, error: Exception, traceback: TracebackType, tb
         sys.last_type = kind
         sys.last_value = error
         sys.last_traceback = traceback
-        line = f"\x1b[1m{kind.__name__}\x1b[0m: {error} (%tb shows the full traceback.)"
+        said = re.sub(r"(did you mean [^?]*\?) Known: .*", r"\1", str(error))  # the list is in the traceback
+        line = f"\x1b[1m{kind.__name__}\x1b[0m: {said} (%tb shows the full traceback.)"
         shell._showtraceback(kind, error, [line])
         return
     if hasattr(error, "card") and hasattr(shell, "kernel"):  # a check's, on a page
