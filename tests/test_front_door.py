@@ -239,7 +239,7 @@ def test_help_lists_models_options_and_defaults(command):
 
 
 # no options: the last two no command supports
-NOT_OFFERED = ("model", "tensor_parallel", "sequence_parallel")
+NOT_OFFERED = ("model", "tensor_parallel", "sequence_parallel", "others")
 
 
 def typed_run(*words: str) -> TrainingRun:
