@@ -1,4 +1,4 @@
-"""Try the demos before the lecture: execute their notebook on this machine, and say which of them work."""
+"""Try the demos before the lecture: execute their notebook on this machine, and report each one."""
 
 import os
 import time

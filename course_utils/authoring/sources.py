@@ -50,7 +50,7 @@ SLIDE_TYPES = ("slide", "subslide", "fragment", "notes", "skip")
 SECTION = re.compile(r"^##? ", re.MULTILINE)
 SHOWN_TEXT = re.compile(r"\*\*Your guess|^\*\*The gap|^\*\*Cheat-sheet line|^\|--", re.MULTILINE)
 ONLY_LIVE = re.compile(r"^(predict|quiz|waits_for)\(.*\)\s*\Z", re.MULTILINE)
-"""Code that ends in a form to fill in, of which a slide would show nothing."""
+"""Code that ends in a form to fill in. A slide would show nothing of the form."""
 
 SOLUTION = re.compile(
     r"^([ \t]*)### BEGIN SOLUTION\b[ \t:]*(.*?)[ \t]*\n(?:(?!.*SOLUTION).*\n)*[ \t]*### END SOLUTION[ \t]*$",

@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except (SetupError, ValueError, OSError, GpuOutOfMemory, SimulationUnavailable) as problem:
         if words[0] in maintain.COMMANDS and not isinstance(problem, SetupError):
-            raise  # whoever maintains the course wants to see where
+            raise  # a maintainer wants to see where
         said = " ".join(str(problem).split())  # torch's messages may have several lines
         print(said if said.endswith((".", "?", "!")) else f"{said}.", file=sys.stderr)
         return 1

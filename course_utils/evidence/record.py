@@ -239,7 +239,7 @@ def command_of(shared: bool) -> Command:
     """The command line of a task, with other tasks on the GPU or without."""
 
     def command(task: Task, results: Path) -> list[str]:
-        # the process ends itself some time after it should have been ended: whoever started it may be gone
+        # the process ends itself some time after it should have been ended: its starter may be gone
         limit = str(task.seconds + 60)
         line = [sys.executable, "-m", "course_utils.evidence.one_task", "--task", task.name]
         line += ["--results", str(results), "--seconds", limit]

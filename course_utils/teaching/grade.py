@@ -126,7 +126,7 @@ class Notebook:
     """A notebook that is being executed, in a process and a folder of its own."""
 
     def __init__(self, submission: Submission, row: Row, limits: Limits, place: Path) -> None:
-        """Start it. Raises ValueError, in words, for a submission that is no notebook of the course."""
+        """Start it. Raises ValueError, whose words are the remark, for what is no notebook of the course."""
         if submission.problem:
             raise ValueError(submission.problem)
         cells, self.remark = cells_to_run(submission.path)
