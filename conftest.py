@@ -1,26 +1,55 @@
-"""What every run of pytest over notebooks shares: a machine that nobody has used, and each lesson's time.
+"""What every run of pytest over notebooks shares: a machine that nobody has used, and each lesson's CPU seconds.
 
-It needs the extra `lab` alone: `pytest --nbval-lax notebooks/00_start_here.ipynb`.
+It needs the extra `lab` alone: `pytest --nbval notebooks`.
 """
 
 import importlib
 import os
+import sys
 import tempfile
 from collections import defaultdict
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 SANITIZE = Path(__file__).resolve().parent / "tests" / "nbval_sanitize.cfg"
+NEEDED = ("nbval", "torch", "ipykernel", "ipywidgets", "matplotlib")
+"""Modules without which no notebook of the course runs."""
+
+
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    if not pluginmanager.hasplugin(
+        "nbval"
+    ):  # a pytest that is not the course's: below it hears what is missing
+        for option in ("--nbval", "--nbval-lax"):
+            parser.addoption(option, action="store_true", help="run notebooks (nbval is not installed here)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--nbval", default=False) or config.getoption("--nbval-lax", default=False):
+        _refuse_a_python_that_lacks_the_course()
     if not hasattr(config, "workerinput"):  # workers inherit what the controller sets
         _prepare_machine(config)
     if config.pluginmanager.hasplugin("nbval"):
         config.option.nbval_current_env = not config.option.nbval_kernel_name
         config.option.nbval_sanitize_with = config.option.nbval_sanitize_with or str(SANITIZE)
     config.pluginmanager.register(NotebookTimes(config), "course-notebook-times")
+
+
+def _refuse_a_python_that_lacks_the_course() -> None:
+    """Raise UsageError, with what to do, where this Python cannot run the course's notebooks."""
+    lacking = [name for name in NEEDED if find_spec(name) is None]
+    if sys.version_info < (3, 11):
+        lacking.insert(0, "Python 3.11 or newer")
+    if lacking:
+        raise pytest.UsageError(
+            f"{sys.executable} lacks {', '.join(lacking)}. `python3 -m course_utils test` makes an environment with all "
+            'that the notebooks need, and runs them there. With pip: `pip install -e ".[lab,test]"`, then '
+            "`python -m pytest --nbval notebooks`."
+        )
 
 
 def _prepare_machine(config: pytest.Config) -> None:
@@ -38,27 +67,50 @@ def _prepare_machine(config: pytest.Config) -> None:
 
 
 class NotebookTimes:
-    """Adds up the time of each notebook's cells and shows it at the end. No time makes a test fail."""
+    """Adds up the CPU seconds of each notebook and shows them at the end. No time makes a test fail.
+
+    A kernel is a child of this process, which is told the CPU seconds of a child, and of the child's own
+    children, when the child has ended. Windows tells none.
+    """
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        self.finished: dict[str, float] = defaultdict(float)
+        self.seconds: dict[str, float] = defaultdict(float)
 
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
         """Leave out the saved copies of notebooks that a learner has edited."""
         return True if ".edited-" in collection_path.name else None
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        notebook = report.nodeid.partition("::")[0]
-        if notebook.endswith(".ipynb"):
-            self.finished[notebook] += report.duration
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+        """The kernel of a notebook starts with its first cell and has ended after its last one."""
+        before = _seconds_of_ended_children()
+        result = yield
+        if item.path.suffix == ".ipynb":
+            name = item.path.relative_to(self.config.rootpath).as_posix()
+            self.seconds[name] += _seconds_of_ended_children() - before
+        return result
+
+    def pytest_sessionfinish(self) -> None:
+        if hasattr(self.config, "workeroutput"):
+            self.config.workeroutput["notebook_seconds"] = dict(self.seconds)
+
+    @pytest.hookimpl(optionalhook=True)  # pytest-xdist's
+    def pytest_testnodedown(self, node: Any) -> None:
+        self.seconds.update(getattr(node, "workeroutput", {}).get("notebook_seconds", {}))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if not self.finished:
+        if not any(self.seconds.values()):
             return
         budget = importlib.import_module("course_utils.interactive.course_files").budget
-        terminalreporter.section("slowest notebooks")
-        for notebook, seconds in sorted(self.finished.items(), key=lambda pair: -pair[1])[:10]:
+        total = sum(self.seconds.values())
+        terminalreporter.section(f"CPU seconds of notebooks: {total:.0f}, the most expensive first")
+        for notebook, seconds in sorted(self.seconds.items(), key=lambda pair: -pair[1]):
             allowed = budget(self.config.rootpath / notebook)
             over = "  over its budget" if seconds > allowed else ""
             terminalreporter.write_line(f"{seconds:6.1f} s of {allowed:3.0f} s  {notebook}{over}")
+
+
+def _seconds_of_ended_children() -> float:
+    times = os.times()
+    return times.children_user + times.children_system

@@ -35,13 +35,12 @@ def every_check() -> dict[str, Check]:
 
 @dataclass(frozen=True)
 class Answers:
-    """What learners hand in for one exercise: right answers in several styles, and wrong ones with words of
-    the hint.
+    """What learners hand in for one exercise: a right answer, and three or so wrong ones with words of the hint.
 
     Written here as a learner would write them, never taken from the tables of the check that they judge.
     """
 
-    right: Sequence[Any]
+    right: Any
     wrong: Sequence[tuple[Any, str]]
 
 
@@ -72,15 +71,16 @@ class JudgedAnswers:
     answers: ClassVar[dict[str, Answers]]
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        wrong = "wrong" in metafunc.fixturenames
-        cases = {
-            f"{number}-{'wrong' if wrong else 'right'}-{place}": (number, *given)
-            if wrong
-            else (number, given)
-            for number, one in self.answers.items()
-            for place, given in enumerate(one.wrong if wrong else one.right, 1)
-        }
-        metafunc.parametrize("number, wrong, words" if wrong else "number, right", cases.values(), ids=cases)
+        if "right" in metafunc.fixturenames:
+            cases = {f"{number}-right": (number, one.right) for number, one in self.answers.items()}
+            metafunc.parametrize("number, right", cases.values(), ids=cases)
+        else:
+            wrong = {
+                f"{number}-wrong-{place}": (number, *given)
+                for number, one in self.answers.items()
+                for place, given in enumerate(one.wrong, 1)
+            }
+            metafunc.parametrize("number, wrong, words", wrong.values(), ids=wrong)
 
     def test_a_right_answer_passes(self, number: str, right: Any, capsys: pytest.CaptureFixture[str]) -> None:
         every_check()[number](right)

@@ -8,23 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from one_lesson import OneLesson
 
-LONGEST = ("test_browser.py", "test_site.py", "test_quality.py", "test_wheel.py")
+LONGEST = ("test_browser.py", "test_site.py", "test_wheel.py")
 """Files that take a minute or so. A worker that is free takes the next file: the last ones should be short.
 """
 
-
 FULL = os.environ.get("COURSE_FULL") == "1"
 """Whether every parameter set of every sweep is asked for: `python3 -m course_utils test --full`."""
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--lesson",
-        metavar="NN",
-        help="only the tests of one lesson, as 05: its notebook, checks, quiz, texts",
-    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -32,8 +22,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "sweep(most): so many of the parameter sets stand for all, which --full runs"
     )
-    if number := config.getoption("--lesson"):
-        config.pluginmanager.register(OneLesson(number), "course-one-lesson")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -7,12 +7,16 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
+from ..errors import unknown
 from ..evidence import command as evidence
-from ..interactive.course_files import ROOT
+from ..interactive.course_files import ROOT, number_of, numbered
 from .command import SAME_ANSWERS, Command, course_environment, hand_over, need_a_clone, need_a_folder
 from .environment import SetupError
 
-TEST_TARGETS = ("tests", "notebooks", "solutions")
+TEST_TARGETS = ("tests", "notebooks")
+REST_TARGETS = ("tests/rest", "solutions")
+"""What is slow and rarely fails. pytest finds `tests/rest` only where it is named: see pyproject.toml."""
+
 # A worker that dies ends the run: pytest-xdist's replacement would start its file again, and may wait for
 # ever. A cell may take ten times what the longest one takes: the limit is for those that hang.
 TEST_OPTIONS = (
@@ -20,48 +24,51 @@ TEST_OPTIONS = (
     "--nbval-current-env", "--nbval-sanitize-with", "tests/nbval_sanitize.cfg", "--nbval-cell-timeout=600",
 )  # fmt: skip
 
-# for a lesson's tests: seconds in each process
-LIGHT = ("-p", "tests.light_imports", "-p", "no:hypothesispytest")
-
 WORKFLOWS = (".github/workflows/tests.yml", ".github/workflows/site.yml")
-
-QUICK_TARGETS = (
-    "notebooks/02_adam.ipynb", "tests/test_own_step.py", "tests/test_measure.py", "tests/test_estimate.py",
-    "tests/test_breakdown.py", "tests/test_allocator.py", "tests/test_optimizers.py",
-)  # fmt: skip
-"""Enough to know that the course works on a machine: a lesson, and the engine's core."""
 
 
 def test_options(parser: ArgumentParser) -> None:
     parser.description = "Run tests and notebooks. Other options and paths go to pytest."
     parser.set_defaults(others=[])
-    size = parser.add_mutually_exclusive_group()
-    size.add_argument("--quick", action="store_true", help="the doctor, one lesson and the engine's core")
-    size.add_argument("--full", action="store_true", help="every parameter set of every sweep")
-    size.add_argument("--lesson", metavar="NN", help="one lesson's tests")
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument(
+        "--rest", action="store_true", help="what is slow and rarely fails: solutions, website …"
+    )
+    part.add_argument("--full", action="store_true", help="the rest, with every parameter set of every sweep")
+    part.add_argument("--lesson", metavar="NN", help="one lesson's tests")
 
 
 def test(chosen: Namespace) -> int:
     """Run pytest over tests and notebooks, or over the paths among its options."""
     need_a_folder("test")
-    if chosen.lesson:
-        need_a_clone("test --lesson")
+    if chosen.rest or chosen.full or chosen.lesson:
+        need_a_clone("test " + ("--lesson" if chosen.lesson else "--rest"))
     environment = course_environment(SAME_ANSWERS | {"COURSE_FULL": "1" if chosen.full else "0"})
+    targets = test_targets(ROOT, chosen)
     run = [sys.executable, "-m"]
-    if chosen.quick:
+    if "notebooks" in targets:  # nobody named a part: say first what this machine is
         subprocess.run([*run, "course_utils", "doctor", "--here"], cwd=ROOT, env=environment, check=False)
-        targets = [name for name in QUICK_TARGETS if (ROOT / name).exists()]
-    else:
-        targets = test_targets(ROOT, chosen.others)
-    lesson = ["--lesson", chosen.lesson, *LIGHT] if chosen.lesson else []
-    return hand_over([*run, "pytest", *TEST_OPTIONS, *lesson, *targets, *chosen.others], environment)
+    return hand_over([*run, "pytest", *TEST_OPTIONS, *targets, *chosen.others], environment)
 
 
-def test_targets(root: Path, arguments: Sequence[str]) -> list[str]:
-    """The folders to add to pytest's arguments: none if these name a path."""
-    if any(not item.startswith("-") and (root / item.split("::")[0]).exists() for item in arguments):
+def test_targets(root: Path, chosen: Namespace) -> list[str]:
+    """Paths to add to pytest's arguments: none if these name a path. SetupError for an unknown lesson."""
+    if any(not item.startswith("-") and (root / item.split("::")[0]).exists() for item in chosen.others):
         return []
-    return [name for name in TEST_TARGETS if (root / name).exists()]
+    if chosen.lesson:
+        return one_lesson(root, chosen.lesson)
+    names = REST_TARGETS if chosen.rest or chosen.full else TEST_TARGETS
+    return [name for name in names if (root / name).exists()]
+
+
+def one_lesson(root: Path, number: str) -> list[str]:
+    """A lesson's notebook and the file that tests its code and its checks, for a number such as "05"."""
+    notebooks = {number_of(path): path for path in numbered(root / "notebooks")}
+    number = number.zfill(2)
+    if number not in notebooks:
+        raise SetupError(str(unknown("lesson", number, notebooks)))
+    paths = [notebooks[number], *sorted((root / "tests").glob(f"test_lesson_{number}*.py"))]
+    return [path.relative_to(root).as_posix() for path in paths]
 
 
 def lint(_: Namespace) -> int:

@@ -29,7 +29,7 @@ from course_utils.lessons.adam.by_hand import RULES, Valley, trajectory
 
 need("furo", "latex2mathml", "myst_nb", "sphinx")
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 LIGHT = 2_000_000
 ADDRESS = "https://example.org/course"

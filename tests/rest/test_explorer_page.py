@@ -24,7 +24,7 @@ from course_utils.interactive import explorer_page as dashboard_page
 from course_utils.interactive.explorer import CONTROLS, DEFAULTS, next_changes
 from course_utils.interactive.notebook_runs import BuildError
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PYODIDE = pyodide_module()
 NO_SCRIPTS = pytest.mark.skipif(sys.platform == "win32", reason="Windows runs no script as npm")
 FIRST = json.dumps(dashboard_page.texts(DEFAULTS))
