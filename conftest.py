@@ -1,4 +1,4 @@
-"""What every run of pytest over notebooks shares: a machine that nobody has used, and each lesson's CPU seconds.
+"""What every run of pytest over notebooks shares: a machine that nobody has used, and their CPU seconds.
 
 It needs the extra `lab` alone: `pytest --nbval notebooks`.
 """
@@ -23,7 +23,7 @@ NEEDED = ("nbval", "torch", "ipykernel", "ipywidgets", "matplotlib")
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     if not pluginmanager.hasplugin(
         "nbval"
-    ):  # a pytest that is not the course's: below it hears what is missing
+    ):  # they are refused below, in words
         for option in ("--nbval", "--nbval-lax"):
             parser.addoption(option, action="store_true", help="run notebooks (nbval is not installed here)")
 
@@ -42,13 +42,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def _refuse_a_python_that_lacks_the_course() -> None:
     """Raise UsageError, with what to do, where this Python cannot run the course's notebooks."""
     lacking = [name for name in NEEDED if find_spec(name) is None]
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036 (somebody's own pytest may run on an older one)
         lacking.insert(0, "Python 3.11 or newer")
     if lacking:
         raise pytest.UsageError(
-            f"{sys.executable} lacks {', '.join(lacking)}. `python3 -m course_utils test` makes an environment with all "
-            'that the notebooks need, and runs them there. With pip: `pip install -e ".[lab,test]"`, then '
-            "`python -m pytest --nbval notebooks`."
+            f"{sys.executable} lacks {', '.join(lacking)}. "
+            "`python3 -m course_utils test` makes an environment with all that the notebooks need, and runs them there. "
+            'With pip: `pip install -e ".[lab,test]"`, then `python -m pytest --nbval notebooks`.'
         )
 
 

@@ -35,7 +35,7 @@ def every_check() -> dict[str, Check]:
 
 @dataclass(frozen=True)
 class Answers:
-    """What learners hand in for one exercise: a right answer, and three or so wrong ones with words of the hint.
+    """What learners hand in for one exercise: a right answer, and some wrong ones with words of the hint.
 
     Written here as a learner would write them, never taken from the tables of the check that they judge.
     """

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -32,7 +31,7 @@ def test_options(parser: ArgumentParser) -> None:
     parser.set_defaults(others=[])
     part = parser.add_mutually_exclusive_group()
     part.add_argument(
-        "--rest", action="store_true", help="what is slow and rarely fails: solutions, website …"
+        "--rest", action="store_true", help="what is slow and rarely fails: solutions, website"
     )
     part.add_argument("--full", action="store_true", help="the rest, with every parameter set of every sweep")
     part.add_argument("--lesson", metavar="NN", help="one lesson's tests")
