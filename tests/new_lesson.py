@@ -56,7 +56,7 @@ class Lesson:
             folder / "checks.py": "20_my_checks.py",
             folder / "quiz.py": "20_my_quiz.py",
             folder / "quiz.toml": "20_my_quiz.toml",
-            Path("tests", f"test_lesson_{self.number}_checks.py"): "20_my_answers.py",
+            Path("tests", f"test_lesson_{self.number}.py"): "20_my_answers.py",
         }
 
 
