@@ -15,16 +15,21 @@ SOURCES = Path(__file__).resolve().parent.parent / "notebooks" / "src"
 
 
 @cache
+def cells(source: Path) -> list[str]:
+    """The code cells of a lesson's source."""
+    notebook: Any = jupytext.read(source, fmt="py:percent")
+    return [cell["source"] for cell in notebook.cells if cell["cell_type"] == "code"]
+
+
+@cache
 def names_from_cells(lesson: str, *parts: str) -> dict[str, Any]:
     """The names that these code cells define: of each part of code, the one cell that contains it. They run
     in the order given, and what they print is dropped.
     """
-    (source,) = SOURCES.glob(f"{lesson}_*.py")
-    notebook: Any = jupytext.read(source, fmt="py:percent")
-    cells = [cell["source"] for cell in notebook.cells if cell["cell_type"] == "code"]
+    [source] = SOURCES.glob(f"{lesson}_*.py")
     names: dict[str, Any] = {"waits_for": waits_for, "plus_minus": plus_minus}  # which lessons import early
     with redirect_stdout(StringIO()):
         for part in parts:
-            (cell,) = [cell for cell in cells if part in cell]
+            [cell] = [cell for cell in cells(source) if part in cell]
             exec(cell, names)
     return names
