@@ -3,7 +3,6 @@
 import dataclasses
 import gc
 import json
-import re
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from engine import GPT, shallow, simulate, tiny
 from course_utils import compare, estimate, measure, replay
 from course_utils.breakdown import KINDS
 from course_utils.measuring import Comparison, recorded, tracing
-from course_utils.models import TransformerConfig
 from course_utils.run import TrainingRun
 from course_utils.units import GB
 
@@ -21,7 +19,7 @@ ON_CPU = RUN.replace(precision="fp32", attention="eager")
 PHASES = ["forward", "loss", "backward", "optimizer", "zero_grad"]
 
 
-@pytest.mark.parametrize("steps", [0, -1, 1.5, "2", None, True, 10_000])
+@pytest.mark.parametrize("steps", [0, True, 10_000])
 def test_steps_are_a_whole_number_of_at_least_1(steps):
     with pytest.raises(ValueError, match=f"steps is {steps!r}: a whole number from 1 to 1000"):
         measure(RUN, "simulated", steps)
@@ -32,34 +30,23 @@ def test_unknown_source_names_the_nearest():
         measure(RUN, "simulation")
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"attention": "flash", "precision": "amp-bf16"},
-        {"attention": "efficient"},
-        {"precision": "bf16-master"},
-    ],
-)
-def test_on_the_cpu_only_what_a_gpu_does_too(changes):
+def test_on_the_cpu_only_what_a_gpu_does_too():
     with pytest.raises(ValueError, match=r"precision='fp32' with attention='eager' .* simulate it instead"):
-        measure(ON_CPU.replace(**changes), "cpu")
+        measure(ON_CPU.replace(attention="efficient"), "cpu")
 
 
 def test_too_large_for_a_laptop_says_how_large_and_what_to_choose():
     run = TrainingRun("gpt2-medium", 1, 128, "fp32", attention="eager")
     needed = estimate(run).total / GB
-    with pytest.raises(
-        ValueError, match=rf"needs about {needed:.1f} GB of host memory; .* up to 4 GB: .*'tiny-gpt'"
-    ):
+    words = rf"needs about {needed:.1f} GB of host memory; .* up to 4 GB: .*'tiny-gpt'"
+    with pytest.raises(ValueError, match=words):
         measure(run, "cpu")
 
 
-@pytest.mark.parametrize("steps", [1, 3])
-def test_every_step_has_its_phases_in_order(steps):
-    marks = simulate(RUN, steps).timeline.marks
-    assert [(mark.step, mark.phase) for mark in marks] == [
-        (s, phase) for s in range(1, steps + 1) for phase in PHASES
-    ]
+def test_every_step_has_its_phases_in_order():
+    marks = simulate(RUN, 3).timeline.marks
+    expected = [(step, phase) for step in (1, 2, 3) for phase in PHASES]
+    assert [(mark.step, mark.phase) for mark in marks] == expected
     assert [mark.event for mark in marks] == sorted(mark.event for mark in marks)
 
 
@@ -70,14 +57,14 @@ def test_peak_moments_timeline_and_allocations_agree(source):
     last_step = next(mark.event for mark in found.timeline.marks if mark.step == 2)
     assert found.peak == max(totals[last_step:]) == totals[found.peak_event - 1]
     assert found.peak == sum(item.bytes for item in found.alive_at(found.peak_event))
+    curves = found.timeline.curves()
     for kind in KINDS:
         alive = [item.bytes for item in found.alive_at(found.peak_event) if item.kind == kind]
         assert sum(alive) == found.breakdown[kind]
-    curves = found.timeline.curves()
-    assert {kind: curve[found.peak_event - 1] for kind, curve in curves.items()} == {
-        kind: found.breakdown[kind] for kind in curves
-    }
+        assert kind not in curves or curves[kind][found.peak_event - 1] == found.breakdown[kind]
     assert found.moments["end of step 2"].total == totals[-1]
+    highest = max(found.phase_peaks.values(), key=lambda moment: moment.total)
+    assert (highest.total, highest.phase) == (found.peak, found.peak_phase)
 
 
 def test_the_first_step_differs_the_second_repeats():
@@ -87,18 +74,7 @@ def test_the_first_step_differs_the_second_repeats():
     assert peaks[1] < peaks[2] == peaks[3] == found.peak
     first, second, third = (found.moments[f"end of step {step}"] for step in (1, 2, 3))
     assert dict(first) == dict(second) == dict(third)
-
-
-def test_after_a_step_only_weights_states_and_the_batch_stay():
-    left = simulate(RUN).moments["end of step 2"]
-    assert {kind for kind, size in left.items() if size} == {"parameters", "optimizer_states", "inputs"}
-
-
-def test_the_highest_phase_is_the_peak():
-    found = simulate(RUN)
-    assert set(found.phase_peaks) <= set(PHASES)
-    highest = max(found.phase_peaks.values(), key=lambda moment: moment.total)
-    assert (highest.total, highest.phase) == (found.peak, found.peak_phase)
+    assert {kind for kind, size in third.items() if size} == {"parameters", "optimizer_states", "inputs"}
 
 
 @pytest.mark.parametrize("source", ["cpu", "simulated"])
@@ -110,19 +86,14 @@ def test_random_numbers_go_on_as_if_nothing_had_been_measured(source):
     assert measure(ON_CPU, source, steps=1).losses == first.losses
 
 
-@pytest.mark.parametrize("collecting", [True, False])
-def test_python_looks_for_cycles_afterwards_as_before(collecting):
-    (gc.enable if collecting else gc.disable)()
-    try:
-        with pytest.raises(RuntimeError, match="on purpose"), tracing.cycles_left_alone():
-            assert not gc.isenabled()
-            raise RuntimeError("on purpose")
-        assert gc.isenabled() is collecting
-    finally:
-        gc.enable()
+def test_python_looks_for_cycles_afterwards_as_before():
+    with pytest.raises(RuntimeError, match="on purpose"), tracing.cycles_left_alone():
+        assert not gc.isenabled()
+        raise RuntimeError("on purpose")
+    assert gc.isenabled()
 
 
-@pytest.mark.parametrize("recompute", ["none", "full", "selective"])
+@pytest.mark.parametrize("recompute", ["none", "full"])
 def test_no_tensor_of_a_step_waits_for_python_to_find_a_cycle(recompute):
     gc.collect()
     gc.set_debug(gc.DEBUG_SAVEALL)
@@ -150,6 +121,7 @@ def test_a_comparison_shows_each_difference_and_explains_that_there_is_none():
     assert sums["allocator's counter"] == [one and one.allocated for one in compared.counters]
     for shown in (str(compared), compared._repr_html_()):
         assert str(RUN) in shown and "simulated GPU" in shown and "+0" not in shown
+        assert " MB" in shown and "GB" not in shown  # a unit in which a small run shows something
 
 
 def test_a_comparison_names_what_is_off():
@@ -162,11 +134,6 @@ def test_a_comparison_names_what_is_off():
     assert compared.ratio > 1
 
 
-def test_a_comparison_names_scratch_that_the_device_counted():
-    counted = dataclasses.replace(simulate(RUN), counters={"allocated": simulate(RUN).peak + 1_000_000})
-    assert "+1,000,000 bytes are scratch space" in Comparison(RUN, estimate(RUN), counted).explanation()
-
-
 def test_a_comparison_tells_scratch_from_blocks_that_were_not_split():
     run = TrainingRun(shallow(GPT, 3), 4, 256)
     measured = simulate(run)
@@ -174,56 +141,28 @@ def test_a_comparison_tells_scratch_from_blocks_that_were_not_split():
     assert rounded > 0
     counted = dataclasses.replace(measured, counters={"allocated": measured.peak + rounded + 1_000_000})
     said = Comparison(run, estimate(run), counted).explanation()
-    assert (
-        f"{rounded:+,} bytes are rounding to blocks that were not split, +1,000,000 bytes scratch space"
-        in said
-    )
+    assert f"{rounded:+,} bytes are rounding to blocks that were not split, +1,000,000 bytes scratch" in said
 
 
-def test_a_comparison_does_not_guess_how_blocks_were_rounded(monkeypatch):
+def test_a_comparison_does_not_guess_how_blocks_were_rounded():
     counted = dataclasses.replace(simulate(RUN), counters={"allocated": simulate(RUN).peak + 1_000_000})
-    together = r"\+1,000,000 bytes are rounding to blocks that were not split and scratch space"
     partial = dataclasses.replace(counted, allocations=counted.largest(5))
-    assert re.search(together, Comparison(RUN, estimate(RUN), partial).explanation())
-    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    assert re.search(together, Comparison(RUN, estimate(RUN), counted).explanation())
-
-
-@pytest.fixture
-def no_simulation(monkeypatch):
-    monkeypatch.setattr(
-        "course_utils.measuring.simulated.availability", lambda: (False, "on this platform it cannot")
-    )
-    monkeypatch.setenv("COURSE_SOURCE", "auto")
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    return monkeypatch
+    said = Comparison(RUN, estimate(RUN), partial).explanation()
+    assert "+1,000,000 bytes are rounding to blocks that were not split and scratch space" in said
 
 
 @pytest.mark.parametrize("source", ["auto", "simulated"])
-def test_a_recording_takes_its_place_and_says_why(no_simulation, source):
+def test_a_recording_takes_its_place_and_says_why(monkeypatch, source):
+    cannot = (False, "on this platform it cannot")
     text = recorded.save({recorded.key(RUN, 2): simulate(RUN)})
-    no_simulation.setattr(recorded, "load", lambda: json.loads(text)["runs"])
+    monkeypatch.setattr("course_utils.measuring.simulated.availability", lambda: cannot)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(recorded, "load", lambda: json.loads(text)["runs"])
+    monkeypatch.setenv("COURSE_SOURCE", "auto")
     found = measure(RUN, source)
     assert found.source == "recorded" and found.breakdown == simulate(RUN).breakdown
     assert "recorded on a simulated GPU" in str(found.provenance)
     assert "not simulated here: on this platform it cannot" in str(found.provenance)
-
-
-def test_shipped_recordings_equal_the_estimate():
-    shipped = recorded.load()
-    assert shipped
-    for name in shipped:
-        run = eval(
-            name.partition(" steps=")[0], {"TrainingRun": TrainingRun, "TransformerConfig": TransformerConfig}
-        )
-        assert dict(recorded.from_json(shipped[name], "").breakdown) == dict(estimate(run)), name
-
-
-def test_a_comparison_of_small_runs_has_a_unit_that_shows_them():
-    small = compare(TrainingRun(tiny("gpt2"), 1, 16), "simulated")
-    assert small.measurement.peak < 1e9
-    assert " MB" in repr(small) and "GB" not in repr(small)
-    assert " MB</td>" in small._repr_html_() and "GB" not in small._repr_html_()
 
 
 def test_experts_are_balanced_and_that_is_said():
@@ -232,13 +171,6 @@ def test_experts_are_balanced_and_that_is_said():
     assert "balanced" not in measure(TrainingRun(tiny("llama"), 1, 16), "simulated").provenance.note
 
 
-def test_a_run_says_its_own_attention():
-    with pytest.raises(TypeError, match="leave out attention, or the run"):
-        measure(TrainingRun("tiny-gpt", 1, 16), "simulated", attention="efficient")
-
-
 def test_a_first_step_alone_is_said_to_be_one():
-    assert (
-        "Only the first step was simulated"
-        in compare(TrainingRun("tiny-gpt", 1, 16), "simulated", 1).explanation()
-    )
+    said = compare(TrainingRun("tiny-gpt", 1, 16), "simulated", 1).explanation()
+    assert "Only the first step was simulated" in said

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine import GPT, LLAMA, Operators, Unwatched, shallow, simulate, storage_of, tiny
-from torch._subclasses.fake_tensor import FakeTensor
+from engine import Operators, Unwatched, storage_of, tiny
 from torch.nn import functional as F
 
 from course_utils.measuring import simulated
@@ -49,7 +48,6 @@ def test_a_gpu_is_simulated_here_and_says_on_which_build():
     ("gradient", "words"),
     [
         (lambda: None, "gave no gradient"),
-        (lambda: torch.ones(4, 8), "gave no gradient"),  # on the CPU
         (lambda: torch.ones(3) @ torch.ones(4), "a simulated step fails on torch .*size"),
     ],
 )
@@ -57,13 +55,6 @@ def test_a_step_that_goes_wrong_makes_the_simulation_unavailable(monkeypatch, gr
     monkeypatch.setattr(simulated, "_gradient_of_a_small_step", gradient)
     with pytest.raises(SimulationUnavailable, match=words):
         self_test()
-
-
-def test_tensors_have_a_device_and_a_shape_but_no_memory():
-    with simulated_gpu("flash"):
-        tensor = torch.empty(10**6, 10**6, device="cuda")  # four terabytes
-    assert isinstance(tensor, FakeTensor)
-    assert (tensor.device.type, tuple(tensor.shape)) == ("cuda", (10**6, 10**6))
 
 
 def heads(count: int = 4, tokens: int = 48, size: int = 16) -> torch.Tensor:
@@ -91,38 +82,20 @@ def test_flash_keeps_its_output_the_logsumexp_and_two_numbers_of_random_state():
     assert operators.count("_scaled_dot_product_flash_attention") == 1
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_rms_norm_is_one_operator_that_keeps_one_number_a_token(dtype):
-    def work() -> torch.Tensor:
-        x = torch.empty(2, 48, 64, dtype=dtype, device="cuda", requires_grad=True)
-        weight = torch.empty(64, dtype=dtype, device="cuda", requires_grad=True)
-        given.extend([x, weight])
-        return F.rms_norm(x, (64,), weight)
-
-    given: list[torch.Tensor] = []
-    kept, operators = saved_within("flash", work)
-    assert [
-        name for name in operators if name.startswith(("_fused", "rms", "pow", "mean", "mul", "rsqrt"))
-    ] == ["_fused_rms_norm"]
-    (statistic,) = [tensor for tensor in kept if all(tensor is not one for one in given)]
-    assert (tuple(statistic.shape), statistic.dtype) == ((2, 48, 1), torch.float32)
-
-
-def test_silu_goes_back_in_one_operator():
-    with simulated_gpu("flash"):
-        x = torch.empty(8, device="cuda", requires_grad=True)
-        with Operators() as operators:
-            F.silu(x).sum().backward()
-    assert "silu_backward" in operators.names and "sigmoid" not in operators.names
-
-
 FUSED = {kernel: f"_scaled_dot_product_{kernel}_attention" for kernel in ("flash", "efficient", "cudnn")}
 
 
-@pytest.mark.parametrize("attention", ["eager", *FUSED])
-@pytest.mark.parametrize("recompute", ["none", "full"])
-@pytest.mark.parametrize("model", [shallow(GPT, 2), shallow(LLAMA, 2)], ids=lambda model: model.name)
-def test_the_chosen_attention_runs_and_no_other(model, recompute, attention):
+@pytest.mark.parametrize(
+    ("family", "recompute", "attention"),
+    [
+        ("gpt2", "none", "eager"),
+        ("gpt2", "full", "flash"),
+        ("llama", "none", "efficient"),
+        ("llama", "full", "cudnn"),
+    ],
+)
+def test_the_chosen_attention_runs_and_no_other(family, recompute, attention):
+    model = tiny(family)
     names = operators_of_a_step(
         TrainingRun(model, 1, 32, "bf16-master", attention=attention, recompute=recompute)
     )
@@ -148,35 +121,9 @@ def test_grouped_keys_stay_narrow_in_flash_and_are_repeated_for_the_efficient_ke
     assert sizes == {"flash": grouped, "efficient": [wide, wide, wide, wide], "cudnn": grouped}
 
 
-@pytest.mark.parametrize("model", [shallow(GPT, 2), shallow(LLAMA, 2)], ids=lambda model: model.name)
-@pytest.mark.parametrize("precision", ["amp-bf16", "bf16-master", "amp-fp16"])
-def test_cudnn_keeps_what_flash_keeps(model, precision):
-    """Output, logsumexp, seed and offset: only the scratch inside differs, which no one sees."""
-    flash, cudnn = (
-        simulate(TrainingRun(model, 2, 64, precision, attention=kernel)) for kernel in ("flash", "cudnn")
-    )
-    assert cudnn.moments["end of forward"] == flash.moments["end of forward"]
-    assert cudnn.peak == flash.peak
-
-
 def test_the_efficient_kernel_refuses_grouped_keys_as_it_does_on_a_gpu():
     with simulated_gpu("efficient"), pytest.raises(ValueError, match="takes no grouped queries"):
         F.scaled_dot_product_attention(heads(4), heads(2), heads(2), is_causal=True, enable_gqa=True)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_really_casts(dtype):
-    with simulated_gpu("flash"), torch.autocast("cuda", dtype):
-        x = torch.empty(4, 4, device="cuda")
-        assert (x @ x).dtype is dtype
-        assert F.softmax(x @ x, dim=-1).dtype is torch.float32
-
-
-def test_the_loss_scaler_stays_on_and_its_work_is_done():
-    with simulated_gpu("flash"):
-        assert torch.amp.GradScaler("cuda").is_enabled()
-    names = operators_of_a_step(TrainingRun(tiny("gpt2"), 1, 16, "amp-fp16"))
-    assert "_amp_foreach_non_finite_check_and_unscale_" in names and "_amp_update_scale_" in names
 
 
 @pytest.mark.parametrize(
@@ -202,26 +149,20 @@ def test_windows_is_refused_in_words(no_gpu):
         simulated._enable.__wrapped__()
 
 
-@pytest.mark.parametrize(
-    "error", [OSError("no such library"), AttributeError("no such symbol"), ValueError("bad table")]
-)
-def test_an_unknown_layout_is_refused_in_words(no_gpu, error):
+def test_an_unknown_layout_is_refused_in_words(no_gpu):
     def missing(name: str) -> Any:
-        raise error
+        raise AttributeError("no such symbol")
 
     no_gpu.setattr(simulated, "_library", missing)
     no_gpu.setattr(torch.backends.cuda, "is_built", lambda: False)
-    with pytest.raises(SimulationUnavailable, match=f"laid out in a way this course does not know: {error}"):
+    with pytest.raises(SimulationUnavailable, match="laid out in a way this course does not know: no such"):
         simulated._enable.__wrapped__()
 
 
-@pytest.mark.parametrize(
-    "error", [SimulationUnavailable("why"), RuntimeError("hasPrimaryContext expects a device index")]
-)
-def test_a_self_test_that_fails_makes_it_unavailable_with_the_reason(monkeypatch, error):
+def test_a_self_test_that_fails_makes_it_unavailable_with_the_reason(monkeypatch):
     def fails(attention: str) -> Any:
-        raise error
+        raise RuntimeError("hasPrimaryContext expects a device index")
 
     monkeypatch.setattr(simulated, "simulated_gpu", fails)
     works, reason = simulated._availability.__wrapped__()
-    assert not works and str(error) in reason
+    assert not works and "hasPrimaryContext expects" in reason
