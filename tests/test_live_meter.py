@@ -50,11 +50,11 @@ def until(happened, seconds: float = 300.0) -> None:
         time.sleep(0.002)
 
 
-# When it reads, and when it ends
-
-
 def running() -> bool:
     return any(thread.name == "memory meter" for thread in threading.enumerate())
+
+
+# When it reads, when it ends, what its peak means
 
 
 def test_it_reads_from_a_thread_of_its_own_while_the_loop_runs():
@@ -68,11 +68,10 @@ def test_it_reads_from_a_thread_of_its_own_while_the_loop_runs():
     assert meter.readings[-1].allocated == GB and meter.peak == 2 * GB and meter.peak_is_exact
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, torch.OutOfMemoryError])
-def test_an_interrupt_or_an_error_of_the_loop_ends_it_and_it_is_used_up(error):
+def test_an_error_of_the_loop_ends_it_and_it_is_used_up():
     meter = meter_of(Counters())
-    with pytest.raises(error, match="on purpose"), meter:
-        raise error("on purpose")
+    with pytest.raises(KeyboardInterrupt, match="on purpose"), meter:
+        raise KeyboardInterrupt("on purpose")
     assert not running()
     with pytest.raises(RuntimeError, match="once"), meter:
         pass
@@ -89,9 +88,6 @@ def test_what_a_reading_raises_comes_out_where_it_can_be_seen_unless_the_loop_fa
         raise KeyError("the loop's")
 
 
-# What its peak means
-
-
 def test_a_peak_from_before_is_not_taken_for_the_loops_own():
     gauge = Counters(before=GB, peak=8 * GB)
     with meter_of(gauge) as meter:
@@ -105,41 +101,38 @@ def test_a_peak_from_before_is_not_taken_for_the_loops_own():
 # The GPU's counters
 
 
-@pytest.fixture
-def card(monkeypatch) -> None:
-    """Pretends that torch sees a GPU of 16 GB."""
-    counters = {"allocated_bytes": {"all": {"current": 3 * GB, "peak": 5 * GB}}}
-    counters["reserved_bytes"] = {"all": {"current": 6 * GB, "peak": 6 * GB}}
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Tesla T4")
-    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda index: counters)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (7 * GB, 16 * GB))
-
-
-def test_reading_calls_nothing_of_torch_cuda_but_the_counters(card, monkeypatch):
+def test_reading_calls_nothing_of_torch_cuda_but_the_counters(monkeypatch):
     """What can launch, record or wait is a function or class of torch.cuda: each of the others fails here."""
+    counters = {
+        "allocated_bytes": {"all": {"current": 3 * GB, "peak": 5 * GB}},
+        "reserved_bytes": {"all": {"current": 6 * GB, "peak": 6 * GB}},
+    }
+    asked = {
+        "memory_stats_as_nested_dict": lambda index: counters,
+        "mem_get_info": lambda index: (7 * GB, 16 * GB),
+    }
+    before = {
+        "is_available": lambda: True,
+        "current_device": lambda: 0,
+        "get_device_name": lambda index: "T4",
+    }
+    for name, answer in (asked | before).items():
+        monkeypatch.setattr(torch.cuda, name, answer)
     meter = live_meter()
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("the meter must not touch the stream")
 
-    counters = {"memory_stats_as_nested_dict", "mem_get_info"}
-    others = [
-        name for name in dir(torch.cuda) if callable(getattr(torch.cuda, name)) and name not in counters
-    ]
-    assert {"synchronize", "Event", "Stream", "current_stream", "empty_cache", "memory_snapshot"} <= set(
-        others
-    )
+    others = {name for name in dir(torch.cuda) if callable(getattr(torch.cuda, name))} - asked.keys()
+    assert {"synchronize", "Event", "Stream", "empty_cache", "memory_snapshot"} <= others
     for name in others:
         monkeypatch.setattr(torch.cuda, name, refuse)
     with meter:
         until(lambda: len(meter.readings) > 5)
     sample = meter.readings[-1]
-    assert (sample.allocated, sample.reserved, sample.driver) == (3 * GB, 6 * GB, 9 * GB) and calls(
-        meter._read_on
-    ) < 30
-    assert meter.capacity == 16 * GB and "live on Tesla T4" in meter.source
+    assert (sample.allocated, sample.reserved, sample.driver) == (3 * GB, 6 * GB, 9 * GB)
+    assert calls(meter._read_on) < 30
+    assert meter.capacity == 16 * GB and "live on T4" in meter.source
 
 
 def test_a_machine_without_a_gpu_is_refused_with_what_works_instead(monkeypatch):
@@ -156,28 +149,23 @@ def measured():
     return measure(TrainingRun("tiny-gpt", 2, 64), "simulated")
 
 
-def test_a_replay_shows_every_phase_and_ends_by_itself(measured):
+def test_a_replay_shows_every_phase_and_ends_by_itself_where_the_allocator_does(measured):
     with replay_meter(measured, seconds=2.0) as meter:
         meter.wait()
     phases = {reading.phase for reading in meter.readings}
     assert {"set-up", "step 1, forward", "step 2, backward", "step 2, optimizer"} <= phases
     assert not running() and "simulated GPU" in meter.source and "replayed" in meter.figure().alt
-
-
-def test_a_replays_end_is_the_allocators(measured):
-    meter = replay_meter(measured, 10.0)
     replayed = replay(measured)
-    last = meter.read(10.0)
-    assert last is not None and meter.read(10.1) is None
+    last = replay_meter(measured, 10.0).read(10.0)
+    assert last is not None
     assert (last.peak, last.reserved, last.driver) == (max(replayed.allocated), replayed.reserved[-1], None)
 
 
 def test_a_gpu_that_is_too_small_ends_the_replay_where_it_fails(measured):
     last = replay_meter(measured, 10.0, capacity=measured.peak // 2).read(10.0)
     assert last is not None and last.allocated <= measured.peak // 2
-    for seconds in (0, -1.0):
-        with pytest.raises(ValueError, match="more than 0"):
-            replay_meter(measured, seconds)
+    with pytest.raises(ValueError, match="more than 0"):
+        replay_meter(measured, 0)
 
 
 # The picture
@@ -192,15 +180,10 @@ def test_the_picture_draws_the_counters_and_says_them_in_words():
         assert said in figure.alt
 
 
-def test_thinning_keeps_the_highest_and_the_last():
-    readings = [Reading(10 * GB if t == 4321 else t, 0, 0, seconds=float(t)) for t in range(12_000)]
+def test_many_readings_are_thinned_to_the_highest_and_the_last_and_drawn_small_with_few_calls():
+    readings = [Reading(10 * GB if t == 4321 else t * MB, 0, 0, seconds=float(t)) for t in range(9_000)]
     kept = thinned(readings)
-    assert len(kept) <= MOST_POINTS
+    assert len(kept) <= MOST_POINTS and kept[-1] == readings[-1]
     assert max(one.allocated for one in kept) == 10 * GB
-    assert kept[-1] == readings[-1]
-
-
-def test_twelve_thousand_readings_are_drawn_small_and_with_few_calls_each():
-    readings = [Reading(8 * t * MB, 0, 9 * t * MB, 9 * t * MB, seconds=t / 20) for t in range(12_000)]
-    assert calls(lambda: meter_figure(readings, 16 * GB, GB, "", "")) < 160_000
     assert len(meter_figure(readings, 16 * GB, GB, "", "").svg) < 40_000
+    assert calls(lambda: meter_figure(readings, 16 * GB, GB, "", "")) < 120_000

@@ -33,14 +33,16 @@ def trained(model, optimizer, x):
     optimizer.zero_grad()
 
 
-def test_objects_live_on_from_block_to_block_and_each_byte_is_counted():
+def test_objects_live_on_from_block_to_block_and_each_byte_is_counted(capsys):
     with on_gpu():
+        assert capsys.readouterr().out == f"simulated GPU · torch {torch.__version__.split('+')[0]}\n"
         model = nn.Sequential(nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 512)).to("cuda")
         optimizer = torch.optim.AdamW(model.parameters())
         N = sum(weight.numel() for weight in model.parameters())
         assert torch.cuda.memory_allocated() == 4 * N
     with on_gpu():
         x = torch.randn(256, 512, device="cuda")
+        assert "shape=(256, 512)" in repr(x) and "no values here" in str(x)
         trained(model, optimizer, x)
         workspaces = torch.cuda.memory_allocated() - 3 * 4 * N - x.nbytes
         before = torch.cuda.memory_allocated()
@@ -50,6 +52,11 @@ def test_objects_live_on_from_block_to_block_and_each_byte_is_counted():
         assert torch.cuda.memory_reserved() >= torch.cuda.max_memory_allocated()
     given = workspaces_of(CARD.capability)
     assert workspaces == 2 * given.cublas + given.lt
+    assert x.shape == (256, 512) and "cuda" in str(x.device)
+    with pytest.raises(StepError, match=r"go on inside a block `with on_gpu\(\):`"):
+        x + 1
+    with cards.on_new_gpu(30 * MiB):
+        assert torch.cuda.memory_reserved() == 0
     model = optimizer = x = None
     with on_gpu():
         assert torch.cuda.memory_allocated() == workspaces
@@ -76,7 +83,7 @@ def test_the_peak_is_that_of_a_measurement_of_the_same_step():
         assert torch.cuda.max_memory_allocated() - start == measured.peak - measured.breakdown["workspaces"]
 
 
-@pytest.mark.parametrize("end", [None, ValueError("of one's own"), KeyboardInterrupt()])
+@pytest.mark.parametrize("end", [None, KeyboardInterrupt()])
 def test_torch_is_untouched_outside(end):
     owners = [(owner, name) for owner, name, _ in answers(Memory(list))] + [
         (torch, "compile"),
@@ -97,27 +104,22 @@ def test_torch_is_untouched_outside(end):
     assert torch.ones(2).tolist() == [1.0, 1.0] and torch.ones(2).dtype == torch.float32
 
 
-VALUES = {
+SAID = {
     "print(loss.item())": "no values",
-    "float(loss)": "no values",
     "f'{loss:.3f}'": "no values",
     "loss.cpu().numpy()": "no values",
-    "loss.tolist()": "no values",
     "1 if loss > 1 else 0": "a simulated GPU has no values",
-    "torch.nonzero(x)": "nonzero depends on the values",
     "x[x > 0]": "depends on the values",
     "model(torch.ones(2, 8))": "different devices",
-    "torch.nn.Linear(8, 8)(x)": "different devices",
     "outside.to('cuda')": "a weight of the host has values",
     "torch.cuda.memory_summary()": "no answer to torch.cuda.memory_summary",
     "measure(TrainingRun('tiny-gpt', seq_len=64))": "measure outside of",
     "on_gpu().__enter__()": "leave the inner on_gpu",
     "torch.distributed.init_process_group('gloo')": "asks for a process group",
-    "torch.ones(2, device='cuda:1')": "one GPU is simulated",
 }
 
 
-@pytest.mark.parametrize("code", VALUES)
+@pytest.mark.parametrize("code", SAID)
 def test_what_a_simulated_gpu_cannot_say_gets_one_sentence(code):
     outside = nn.Linear(8, 8)
     with on_gpu():
@@ -127,23 +129,8 @@ def test_what_a_simulated_gpu_cannot_say_gets_one_sentence(code):
     names = globals() | locals() | {"TrainingRun": TrainingRun}
     with pytest.raises((StepError, PermissionError)) as caught, on_gpu():
         eval(code, names)
-    assert VALUES[code] in str(caught.value) and "\n" not in str(caught.value)
+    assert SAID[code] in str(caught.value) and "\n" not in str(caught.value)
     assert outside.weight.abs().sum() > 0
-
-
-def test_outside_of_a_block_its_tensors_say_where_they_are():
-    with on_gpu():
-        x = torch.randn(2, 8, device="cuda")
-        assert "shape=(2, 8)" in repr(x) and "no values here" in str(x)
-    assert x.shape == (2, 8) and "cuda" in str(x.device)
-    with pytest.raises(StepError, match=r"go on inside a block `with on_gpu\(\):`"):
-        x + 1
-
-
-def test_small_values_that_come_from_the_host_are_known():
-    with on_gpu():
-        steps = torch.arange(4).to("cuda")
-        assert steps.sum().item() == 6 and "[0, 1, 2, 3], device='cuda:0'" in repr(steps)
 
 
 def test_it_runs_out_of_memory_where_one_says_and_goes_on_after_that():
@@ -165,7 +152,7 @@ def test_it_runs_out_of_memory_where_one_says_and_goes_on_after_that():
         assert torch.cuda.memory_allocated() == 0
 
 
-@pytest.mark.parametrize("memory, ranks", [("much", 1), (0, 1), (-5, 1), (None, 0), (None, 1.5)])
+@pytest.mark.parametrize("memory, ranks", [("much", 1), (0, 1), (None, 1.5)])
 def test_wrong_arguments_say_what_is_right(memory, ranks):
     with pytest.raises(ValueError, match=r"ranks is|memory"), on_gpu(memory, ranks):
         raise AssertionError("never entered")
@@ -222,28 +209,6 @@ def test_a_snapshot_has_the_segments_that_are_reserved():
     del y
 
 
-def test_checkpoint_hooks_and_a_loss_scaler_run_as_they_are():
-    from torch.utils.checkpoint import checkpoint
-
-    seen = []
-
-    def pack(tensor):
-        seen.append(tensor.nbytes)
-        return tensor
-
-    with on_gpu():
-        model = nn.Sequential(nn.Linear(64, 64), nn.GELU()).to("cuda")
-        optimizer = torch.optim.AdamW(model.parameters())
-        scaler = torch.amp.GradScaler("cuda")
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            loss = checkpoint(model, torch.randn(8, 64, device="cuda"), use_reentrant=False).sum()
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        assert all(weight.grad is not None for weight in model.parameters())
-    assert 8 * 64 * 4 in seen
-
-
 def test_fully_shard_is_one_rank_of_many():
     import torch.distributed as dist
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -267,14 +232,15 @@ def test_fully_shard_is_one_rank_of_many():
     assert not dist.is_initialized()
 
 
-def test_where_it_ran_is_said_once(capsys):
-    with on_gpu():
-        pass
-    assert capsys.readouterr().out == f"simulated GPU · torch {torch.__version__.split('+')[0]}\n"
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_card_that_is_asked_for_and_not_there_is_named(monkeypatch):
+    monkeypatch.setenv("COURSE_SOURCE", "live")
+    with pytest.raises(ValueError, match="there is no CUDA GPU"), on_gpu():
+        raise AssertionError("never entered")
 
 
 @needs_gpu
-def test_a_card_and_a_simulation_count_the_same(monkeypatch):
+def test_a_card_counts_what_the_simulation_does_and_runs_out_of_memory_where_one_says(monkeypatch):
     def counted(source):
         monkeypatch.setenv("COURSE_SOURCE", source)
         found = []
@@ -287,40 +253,14 @@ def test_a_card_and_a_simulation_count_the_same(monkeypatch):
                 trained(model, optimizer, x)
                 torch.cuda.reset_peak_memory_stats()
                 trained(model, optimizer, x)
-                now = torch.cuda.memory_allocated()
-                most = torch.cuda.max_memory_allocated()
+                now, most = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
                 found.append((now - start, most - start))
                 del model, optimizer, x
         return found[1]
 
     assert counted("live") == counted("simulated")
-
-
-@needs_gpu
-def test_a_card_runs_out_of_memory_where_one_says_and_then_no_more(monkeypatch, capsys):
     monkeypatch.setenv("COURSE_SOURCE", "live")
     with on_gpu("1 GB"), pytest.raises(torch.OutOfMemoryError):
         torch.empty(2 * 10**9, dtype=torch.uint8, device="cuda")
-    assert torch.cuda.get_device_name() in capsys.readouterr().out
     with on_gpu():
         assert torch.empty(2 * 10**9, dtype=torch.uint8, device="cuda").nbytes == 2 * 10**9
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-def test_a_card_that_is_asked_for_and_not_there_is_named(monkeypatch):
-    monkeypatch.setenv("COURSE_SOURCE", "live")
-    with pytest.raises(ValueError, match="there is no CUDA GPU"), on_gpu():
-        raise AssertionError("never entered")
-
-
-def test_a_new_gpu_has_nothing_on_it_and_is_the_only_one_inside():
-    with on_gpu():
-        elsewhere = torch.empty(64 * MiB, dtype=torch.uint8, device="cuda")
-    with cards.on_new_gpu(30 * MiB):
-        assert torch.cuda.memory_reserved() == 0
-        with pytest.raises(torch.OutOfMemoryError):
-            torch.empty(40 * MiB, dtype=torch.uint8, device="cuda")
-        with pytest.raises(StepError, match="leave the inner on_gpu"), on_gpu():
-            pass
-    with on_gpu():
-        assert torch.cuda.memory_allocated() >= elsewhere.numel()

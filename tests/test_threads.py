@@ -12,11 +12,10 @@ import pytest
 import torch
 import torch.cuda.amp.common as amp
 import torch.optim.optimizer as torch_optimizer
-from soak import Soak, figures, small_runs
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
-from course_utils import measure
+from course_utils import estimate, measure
 from course_utils.measuring import tracing
 from course_utils.measuring.simulated import simulated_gpu
 from course_utils.run import TrainingRun
@@ -39,6 +38,7 @@ PLACES = (
 """Everything in which a simulation changes a name."""
 
 SMALL = TrainingRun("tiny-gpt", 2, 32)
+ADAFACTOR = SMALL.replace(optimizer="adafactor", precision="fp32", attention="eager")
 SHARDED = SMALL.replace(precision="bf16", world_size=4, zero_stage=3)
 
 
@@ -79,44 +79,21 @@ def together(*works: Callable[[], object]) -> None:
         raise errors[0]
 
 
-def simulated_peak(run: TrainingRun) -> int:
+def test_threads_that_estimate_and_simulate_at_once_get_what_each_gets_alone():
+    runs = [SMALL, SMALL.replace(attention="efficient", precision="amp-fp16"), ADAFACTOR, SHARDED]
+    expected = [estimate(run).total for run in runs]
+    wrong: list[str] = []
+
+    def work(first: int) -> None:
+        for place in (first, (first + 1) % len(runs)):
+            figures = (estimate(runs[place]).total, measure(runs[place], "simulated").peak)
+            if figures != (expected[place], expected[place]):
+                wrong.append(f"{runs[place]}: {figures}")
+
     tracing.trace_simulated.cache_clear()
-    return measure(run, source="simulated").peak
-
-
-def test_two_simulations_at_once_give_what_each_gives_alone():
-    runs = [SMALL, SMALL.replace(attention="efficient", precision="amp-fp16"), SHARDED]
-    alone = [simulated_peak(run) for run in runs]
-    found: dict[int, int] = {}
-
-    def simulate(number: int) -> None:
-        found[number] = simulated_peak(runs[number])
-
     with nothing_changed():
-        together(*(partial(simulate, number) for number in range(len(runs))))
-    assert [found[number] for number in range(len(runs))] == alone
-
-
-def test_the_second_simulation_begins_when_the_first_has_ended():
-    inside = threading.Event()
-    outside = threading.Event()
-    order: list[str] = []
-
-    def first() -> None:
-        with simulated_gpu("flash"):
-            inside.set()
-            outside.wait(1)  # the second asks meanwhile
-            order.append("first")
-
-    def second() -> None:
-        inside.wait()
-        outside.set()
-        with simulated_gpu("efficient"):
-            order.append("second")
-
-    with nothing_changed():
-        together(first, second)
-    assert order == ["first", "second"]
+        together(*(partial(work, number) for number in range(len(runs))))
+    assert wrong == []
 
 
 def test_other_threads_keep_the_torch_that_they_had():
@@ -133,10 +110,7 @@ def fails(*_: Any) -> Any:
     raise RuntimeError("on purpose")
 
 
-ADAFACTOR = SMALL.replace(optimizer="adafactor", precision="fp32", attention="eager")
-
-
-@pytest.mark.parametrize("run", [SMALL, ADAFACTOR, SHARDED.replace(seq_len=16)])
+@pytest.mark.parametrize("run", [ADAFACTOR, SHARDED.replace(seq_len=16)], ids=["adafactor", "sharded"])
 def test_a_simulation_that_fails_leaves_torch_as_it_was(monkeypatch, run):
     tracing.trace_simulated.cache_clear()
     monkeypatch.setattr("course_utils.measuring.step.Training._update", fails)
@@ -144,8 +118,7 @@ def test_a_simulation_that_fails_leaves_torch_as_it_was(monkeypatch, run):
         measure(run, source="simulated")
 
 
-@pytest.mark.parametrize("source", ["simulated", "cpu"])
-@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.parametrize(("source", "fails"), [("simulated", True), ("simulated", False), ("cpu", True)])
 def test_a_step_of_ones_own_leaves_torch_as_it_was(source, fails):
     def step(model: torch.nn.Module, optimizer: Any, x: torch.Tensor) -> None:
         model(x).sum().backward()
@@ -156,9 +129,3 @@ def test_a_step_of_ones_own_leaves_torch_as_it_was(source, fails):
     x = torch.ones(2, 4)
     with nothing_changed(), pytest.raises(RuntimeError, match="on purpose") if fails else nullcontext():
         measure(step=step, model=model, optimizer=torch.optim.SGD(model.parameters()), batch=x, source=source)
-
-
-def test_a_short_soak_finds_every_figure_right():
-    runs = [run.replace(model="tiny-gpt", seq_len=32) for run in small_runs()[:4]]
-    soak = Soak(runs, [figures(run) for run in runs], threads=4)
-    assert soak.run(tasks=12) == []
