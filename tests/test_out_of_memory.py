@@ -106,50 +106,31 @@ def mib(amount: float) -> int:
     return round(amount * MiB)
 
 
-READ = {
-    "torch 2.11": (
-        NEW,
-        mib(256),
-        gib(15.83),
-        mib(182.46),
-        {"allocated": gib(15.07), "cached": mib(2.88), "others": 0},
-    ),
-    "others": (OTHERS, mib(576), gib(31.36), mib(370.69), {"allocated": gib(4.89), "others": gib(25.34)}),
-    "container": (CONTAINER, gib(1.95), gib(14.75), gib(1.66), {"cached": gib(1.92), "others": 0}),
-    "graphs": (
-        GRAPHS,
-        mib(2),
-        gib(23.64),
-        mib(1),
-        {"allocated": gib(22.5), "pools": gib(1.25), "cached": mib(31.8)},
-    ),
-    "fraction": (FRACTION, gib(1), gib(15.83), gib(8.25), {"allowed": gib(7.92), "cached": 0}),
-    "Windows": (WINDOWS, mib(768), gib(31.84), 0, {"allocated": gib(52.93), "others": 0}),
-    "torch 1.13": (
-        OLD,
-        mib(20),
-        gib(15.78),
-        mib(14.44),
-        {"allocated": gib(14.56), "cached": gib(15.06) - gib(14.56)},
-    ),
-    "torch 1.2": (OLDEST, mib(49), gib(3.95), mib(17.81), {"allocated": gib(2.43), "cached": mib(81.24)}),
-    "AMD": (AMD, mib(978), gib(15.98), mib(630), {"allocated": 0}),
-    "Apple": (APPLE, 320 * MiB, 18 * GiB, 256 * MiB, {"allocated": gib(17.25), "others": 0}),
-}
+def sizes(requested: int, total: int, free: int, **others: int) -> dict[str, int]:
+    return {"requested": requested, "total": total, "free": free, **others}
 
 
-@pytest.mark.parametrize("text, requested, total, free, more", READ.values(), ids=READ)
-def test_sizes_are_those_of_the_message(text, requested, total, free, more):
+READ = [
+    (NEW, sizes(mib(256), gib(15.83), mib(182.46), allocated=gib(15.07), cached=mib(2.88), others=0)),
+    (OTHERS, sizes(mib(576), gib(31.36), mib(370.69), allocated=gib(4.89), others=gib(25.34))),
+    (CONTAINER, sizes(gib(1.95), gib(14.75), gib(1.66), cached=gib(1.92), others=0)),
+    (GRAPHS, sizes(mib(2), gib(23.64), mib(1), allocated=gib(22.5), pools=gib(1.25), cached=mib(31.8))),
+    (FRACTION, sizes(gib(1), gib(15.83), gib(8.25), allowed=gib(7.92), cached=0)),
+    (WINDOWS, sizes(mib(768), gib(31.84), 0, allocated=gib(52.93), others=0)),
+    (OLD, sizes(mib(20), gib(15.78), mib(14.44), allocated=gib(14.56), cached=gib(15.06) - gib(14.56))),
+    (OLDEST, sizes(mib(49), gib(3.95), mib(17.81), allocated=gib(2.43), cached=mib(81.24))),
+    (AMD, sizes(mib(978), gib(15.98), mib(630), allocated=0)),
+    (APPLE, sizes(320 * MiB, 18 * GiB, 256 * MiB, allocated=gib(17.25), others=0)),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), READ)
+def test_sizes_are_those_of_the_message_and_the_parts_add_up_to_the_card(text, expected):
     failure = parse(text)
-    expected = {"requested": requested, "total": total, "free": free, **more}
     assert {name: failure.sizes.get(name) for name in expected} == expected
     assert parse(text.replace(" ", "\n")).sizes == failure.sizes  # a terminal's line breaks are no matter
-
-
-@pytest.mark.parametrize("name", [name for name in READ if name != "Windows"])
-def test_the_parts_add_up_to_the_card(name):
-    failure = parse(READ[name][0])
-    assert sum(failure.parts.values()) == failure.sizes["total"] and min(failure.parts.values()) >= 0
+    if text is not WINDOWS:  # whose driver lends memory of the host
+        assert sum(failure.parts.values()) == failure.sizes["total"] and min(failure.parts.values()) >= 0
 
 
 def test_the_rest_of_the_card_is_what_nobody_names():
@@ -222,66 +203,33 @@ EVALUATION = (
 
 CAUSES = {
     "allowed": [FRACTION],
-    "others": [OTHERS, in_traceback(*LINEAR, message=OTHERS)],
-    "outside": [AMD, OLDEST],
-    "fragmented": [CONTAINER, in_traceback(*BACKWARD, message=CONTAINER)],
-    "states": [STATES, "step 9 loss 3.1\n" + STATES],
-    "step": [FOREACH, in_traceback("    optimizer.step()")],
+    "others": [OTHERS],
+    "outside": [AMD],
+    "fragmented": [CONTAINER],
+    "states": [STATES],
+    "step": [FOREACH],
     "loss": [in_traceback("    loss = F.cross_entropy(logits, targets)"), in_traceback(*LOGITS)],
-    "attention": [
-        in_traceback(*CALL, *SOFTMAX),
-        in_traceback(
-            *CALL, "    attn_output_weights = torch.bmm(q_scaled, k.transpose(-2, -1))", message=LARGE
-        ),
-    ],
+    "attention": [in_traceback(*CALL, *SOFTMAX)],
     "tensor": [LARGE, in_traceback(*BACKWARD, message=LARGE)],
     "backward": [in_traceback(*BACKWARD), in_traceback(*BACKWARD, "    return block(x)", *LINEAR)],
     "forward": [in_traceback("    logits = model(x)", *CALL, *LINEAR)],
     "evaluation": [in_traceback(*EVALUATION)],
     "load": [
-        in_traceback(
-            "    net.to(device)", TORCH + 'nn/modules/module.py", line 1370, in convert', "    t.to("
-        )
+        in_traceback("    net.to(device)", TORCH + 'nn/modules/module.py", line 9, in convert', "    t.to(")
     ],
     "gather": [
         in_traceback(*CALL, TORCH + 'distributed/fsdp/_fully_shard/_fsdp_param.py", line 9, in unshard')
     ],
-    "grew": [
-        "step 2350 loss 0.27\n" + in_traceback(*BACKWARD),
-        " 23%|██▎   | 2350/9999 [19:05<1:02:10, 2.05it/s]" + in_traceback(*BACKWARD),
-        "iteration: 12\n" + NEW,
-    ],
-    "full": [
-        NEW,
-        OLD,
-        GRAPHS,
-        WINDOWS,
-        APPLE,
-        "CUDA out of memory",
-        "step 2\n" + NEW,
-        "Loading checkpoint shards: 100%|███| 8/8 [00:49<00:00]\n" + NEW,
-        "Resuming from step 5000\n" + NEW,
-    ],
+    "grew": ["step 2350 loss 0.27\n" + in_traceback(*BACKWARD), "iteration: 12\n" + NEW],
+    "full": [NEW, APPLE, "CUDA out of memory", "step 2\n" + NEW, "Resuming from step 5000\n" + NEW],
     "driver": [NO_SIZES],
     "cublas": ["RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"],
-    "nccl": [
-        "NCCL error in: ProcessGroupNCCL.cpp:1, unhandled\n"
-        "Last error:\nFailed to CUDA calloc async 2432 bytes"
-    ],
+    "nccl": ["NCCL error in: ProcessGroupNCCL.cpp:1\nLast error:\nFailed to CUDA calloc async 2432 bytes"],
     "host": [
         CPU,
-        CPU.replace("can't allocate", "not enough"),
-        (
-            "numpy._core._exceptions._ArrayMemoryError: "
-            "Unable to allocate 74.5 GiB for an array with shape (10, 10)"
-        ),
+        "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 74.5 GiB for an array",
         "Loading checkpoint shards: 50%\nKilled",
-        "/var/spool/slurm_script: line 35: 2368403 Killed                  python train.py",
         "slurmstepd: error: Detected 1 oom_kill event in StepId=123456.batch.",
-        (
-            "torch/distributed/elastic/multiprocessing/api.py:869] failed "
-            "(exitcode: -9) local_rank: 0 (pid: 382608)"
-        ),
         "command terminated with exit code 137",
         "RuntimeError: DataLoader worker (pid 4711) is killed by signal: Killed.",
     ],
@@ -300,18 +248,11 @@ def test_the_cause_is_that_of_the_message(cause, text):
     assert "{" not in told and max(map(len, told.splitlines())) <= 120
 
 
-def made(*lines: str, **sizes: float) -> str:
+def made(*lines: str, **changed: float) -> str:
     """The cause for a card of 100 GiB with 1 GiB free, with these sizes in GiB and this traceback."""
-    said = {
-        "total": 100,
-        "free": 1,
-        "requested": 2,
-        "allocated": 98,
-        "cached": 0,
-        "pools": 0,
-        "others": 0,
-    } | sizes
-    return diagnose(OutOfMemory("gpu", "", {name: gib(size) for name, size in said.items()}, lines)).cause
+    said = {"total": 100, "free": 1, "requested": 2, "allocated": 98, "cached": 0, "pools": 0, "others": 0}
+    given = {name: gib(size) for name, size in (said | changed).items()}
+    return diagnose(OutOfMemory("gpu", "", given, lines)).cause
 
 
 def test_shares_of_the_card_decide():
@@ -342,63 +283,16 @@ def test_every_lesson_that_is_named_is_there_by_its_title():
         titles |= dict(re.findall(r"^# (\d\d) · (.+)$", first, re.MULTILINE))
     assert TEXTS["lessons"].items() <= titles.items()
     assert {lesson for lesson, _ in TEXTS["changes"].values()} == TEXTS["lessons"].keys()
-    told = " ".join(cause["text"] for cause in TEXTS["causes"].values())
-    assert (
-        set(re.findall(r"\b(\d\d)\b", " ".join(re.findall(r"\(lessons? [\d, ]+\)", told)))) <= titles.keys()
-    )
-
-
-@pytest.mark.parametrize(
-    "change, word",
-    [
-        ("expandable", "expandable_segments"),
-        ("flash", "scaled_dot_product_attention"),
-        ("chunks", "chunked_loss"),
-        ("fused", "fused=True"),
-        ("adam8bit", "adam8bit"),
-        ("accumulate", ".backward()"),
-        ("recompute", "utils.checkpoint"),
-        ("shard", "fully_shard("),
-        ("policy", "MixedPrecisionPolicy("),
-        ("meta", '"meta"'),
-        ("no_grad", "torch.no_grad()"),
-        ("offload", "save_on_cpu"),
-        ("history", "_record_memory_history"),
-        ("lora", "LoraLinear"),
-        ("smi", "nvidia-smi"),
-        ("longest", "longest batch"),
-        ("detach", "a leak in it"),
-        ("autocast", "torch.autocast("),
-        ("fit", "fit("),
-    ],
-)
-def test_a_lesson_has_what_it_is_named_for(change, word):
-    source = next((ROOT / "notebooks" / "src").glob(f"{TEXTS['changes'][change][0]}_*.py"))
-    assert word in re.sub(r"\s*\n#\s*", " ", source.read_text(encoding="utf-8"))
 
 
 def test_the_last_message_of_a_log_counts_but_not_a_shorter_copy_of_it():
-    log = (
-        f"{NEW}\n"
-        "RuntimeError: CUDA out of memory. Tried to allocate 256.00 MiB.\n"
-        "CUDA out of memory, giving up"
+    shorter = "RuntimeError: CUDA out of memory. Tried to allocate 256.00 MiB.\nCUDA out of memory, giving up"
+    assert parse(f"{NEW}\n{shorter}").sizes == parse(NEW).sizes
+    assert parse(shorter).sizes == {"requested": mib(256), "cached": 0, "pools": 0, "others": 0}
+    last = in_traceback(*BACKWARD, message=OLD)
+    found = diagnose(
+        parse(f"step 1\n{STATES}\nretry with half the batch\n{last}\nexitcode: 1\n" + "bye\n" * 9)
     )
-    assert parse(log).sizes == parse(NEW).sizes
-    assert parse(log.partition("\n")[2]).sizes == {
-        "requested": mib(256),
-        "cached": 0,
-        "pools": 0,
-        "others": 0,
-    }
-    assert diagnose(parse(log.partition("\n")[2])).cause == "full"
-
-
-def test_the_last_of_several_messages_counts():
-    log = (
-        f"step 1\n{STATES}\nretry with half the batch\n{in_traceback(*BACKWARD, message=OLD)}\nexitcode: 1\n"
-        + "bye\n" * 9
-    )
-    found = diagnose(parse(log))
     assert found.cause == "backward" and found.failure.sizes["requested"] == 20 * MiB
 
 
@@ -423,52 +317,18 @@ def test_the_script_and_the_device_are_the_pasted_ones():
     assert '"mps"' in str(diagnose(parse(APPLE))) and '"cuda"' in str(diagnose(parse(OLD)))
 
 
-def test_the_whole_answer():
-    assert (
-        str(diagnose(parse(STATES)))
-        == """\
-What was full
-  A card of 15.83 GiB. 256.00 MiB more were asked for.
-  █████████████████████████████████████████████████████████░░·
-  █   15.07 GiB  95 %  PyTorch's tensors
-  ▒    2.88 MiB   0 %  reserved by PyTorch, no tensor in it
-  ░  592.90 MiB   4 %  the GPU's context, libraries, and what the message does not name
-  ·  182.46 MiB   1 %  free
-
-Likely cause
-  The optimizer was making its states, which it does in its first step. Adam keeps two more numbers
-  per parameter, 8 bytes in fp32. Activations are gone by then: a smaller batch saves nothing at
-  this moment.
-  Why: the traceback says "state["exp_avg"] = torch.zeros_like(".
-
-Three changes
-  1. bitsandbytes.optim.AdamW8bit(model.parameters())                  lesson 02: Adam
-  2. fully_shard(model)  # each GPU keeps its share                    lesson 11: ZeRO and FSDP
-  3. LoraLinear(layer) in place of each linear layer, the rest frozen  lesson 16: LoRA and quantization
-
-Predict it before the next run, without a GPU: python3 -m course_utils watch train.py"""
-    )
-
-
-def test_the_readme_shows_a_genuine_answer():
-    """README's example is what this message gives."""
-    readme = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
+def test_the_whole_answer_is_the_one_that_the_readme_shows():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"```text\n{diagnose(parse(STATES))}\n```" in readme
 
 
-# ------------------------------------------------------------------------------------------------- what is no
-# message
+# What is no message
 
 
 @pytest.mark.parametrize(
     "text, said",
     [
-        ("", "No out-of-memory message found"),
         ("RuntimeError: mat1 and mat2 shapes cannot be multiplied", "No out-of-memory message found"),
-        (
-            "XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8B.",
-            "Only messages of PyTorch",
-        ),
         (
             "ResourceExhaustedError: OOM when allocating tensor with shape[64,1024]",
             "Only messages of PyTorch",
@@ -476,14 +336,13 @@ def test_the_readme_shows_a_genuine_answer():
     ],
 )
 def test_other_texts_are_refused_in_one_sentence_with_an_example(text, said):
-    with pytest.raises(
-        ValueError, match=f"^{said}.* as (?:in )?'CUDA out of memory. Tried to allocate 2.00 GiB"
-    ):
+    example = "as (?:in )?'CUDA out of memory. Tried to allocate 2.00 GiB"
+    with pytest.raises(ValueError, match=f"^{said}.* {example}"):
         parse(text)
 
 
 PIECES = [
-    *re.split(r"(?<=[.;]) ", " ".join(text for text, *_ in READ.values())),
+    *re.split(r"(?<=[.;]) ", " ".join(text for text, _ in READ)),
     *STATES.splitlines(),
     CPU,
     NO_SIZES,
@@ -504,9 +363,9 @@ def accepted(text: str) -> Diagnosis | None:
     except ValueError as error:
         assert "\n" not in str(error) and str(error)
         return None
-    sizes, parts = found.failure.sizes, found.failure.parts
-    assert min(sizes.values()) >= 0 and all(size >= 0 for size in parts.values())
-    assert not parts or sum(parts.values()) >= sizes["total"] or parts["rest"] == 0
+    said, parts = found.failure.sizes, found.failure.parts
+    assert min(said.values()) >= 0 and all(size >= 0 for size in parts.values())
+    assert not parts or sum(parts.values()) >= said["total"] or parts["rest"] == 0
     assert len(found.changes) == 3 and str(found)
     return found
 
@@ -520,15 +379,15 @@ def test_any_text_is_accepted_or_refused_in_one_line(text):
     accepted(text)
 
 
-@given(st.sampled_from([text for text, *_ in READ.values()]), st.integers(0, 500))
+@given(st.sampled_from([text for text, _ in READ]), st.integers(0, 500))
 def test_a_message_that_was_cut_off_is_read_as_far_as_it_goes(text, end):
     start = text.index(" out of memory") + 14
     assert accepted(text[: start + end]) is not None
 
 
 @given(st.tuples(*[st.integers(0, 80 * GiB)] * 6))
-def test_torch_s_own_sizes_come_back(sizes):
-    total, free, other, process, allocated, cached = sizes
+def test_torch_s_own_sizes_come_back(drawn):
+    total, free, other, process, allocated, cached = drawn
     text = (
         f"CUDA out of memory. Tried to allocate {as_torch(cached)}. "
         f"GPU 0 has a total capacity of {as_torch(total)} of which {as_torch(free)} is free. "
@@ -551,8 +410,7 @@ def as_torch(size: int) -> str:
     return f"{size} bytes"
 
 
-# ----------------------------------------------------------------------------------------------------------
-# the command
+# The command
 
 
 def answered(*arguments: str) -> int:
@@ -574,16 +432,6 @@ def test_it_reads_a_log_words_and_what_is_pasted(tmp_path, monkeypatch, capsys):
     assert printed.out == expected and printed.err == ""
 
 
-def test_a_terminal_is_told_how_to_end_a_paste(monkeypatch, capsys):
-    stdin = io.TextIOWrapper(io.BytesIO(NEW.encode()))
-    monkeypatch.setattr(stdin, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(sys, "stdin", stdin)
-    assert answered() == 0
-    printed = capsys.readouterr()
-    assert printed.err == "Paste the message, then press Ctrl-D (on Windows Ctrl-Z and Enter).\n"
-    assert "15.07 GiB" in printed.out
-
-
 def test_the_end_of_a_long_log_is_read(tmp_path, capsys):
     log = tmp_path / "train.log"
     log.write_text(OTHERS + "\n" + "epoch\n" * MiB + OLD)
@@ -591,17 +439,13 @@ def test_the_end_of_a_long_log_is_read(tmp_path, capsys):
     log.write_text(OTHERS + "\n" + "epoch\n" * MiB)
     with pytest.raises(ValueError, match="No out-of-memory message"):
         answered(str(log))
-
-
-def test_a_log_that_is_not_there_is_an_error_that_names_it():
     with pytest.raises(
-        ValueError, match=r"^There is no file 'nothing\.log': name a log, or give a message's words"
+        ValueError, match=r"^There is no file 'nothing\.log': name a log, or give a message's"
     ):
         answered("nothing.log")
 
 
-# ------------------------------------------------------------------------------------------------- a real out
-# of memory
+# A real out-of-memory error
 
 
 def test_what_the_simulated_gpu_raises_is_understood(monkeypatch):
@@ -624,17 +468,3 @@ def test_what_the_simulated_gpu_raises_is_understood(monkeypatch):
     assert found.failure.sizes["total"] == 1536 * MiB and found.failure.sizes["requested"] == 64 * MiB
     assert 2 * weights < found.failure.sizes["allocated"] < 1536 * MiB
     assert found.failure.parts["free"] < 64 * MiB
-
-
-def test_a_message_can_be_made_by_hand():
-    sizes = {
-        "requested": 3 * GiB,
-        "cached": 0,
-        "pools": 0,
-        "others": 0,
-        "total": 8 * GiB,
-        "free": GiB,
-        "allocated": 6 * GiB,
-    }
-    failure = OutOfMemory("gpu", "CUDA out of memory", sizes)
-    assert failure.parts["rest"] == GiB and diagnose(failure).cause == "tensor"
