@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import watched_scripts
 from torch import nn
 
 from course_utils import measure
@@ -16,7 +15,6 @@ from course_utils.errors import ScriptError
 from course_utils.estimating.workspaces import workspaces_of
 from course_utils.gpus import GPUS
 from course_utils.interactive.course_files import ROOT
-from course_utils.measurement import Measurement
 from course_utils.measuring import script_shield
 from course_utils.measuring.script_report import cards, changed_peaks, peak_with, report
 from course_utils.measuring.scripts import watch_script
@@ -52,10 +50,6 @@ def written(tmp_path, monkeypatch):
     return write
 
 
-def without_workspaces(measured: Measurement) -> dict[str, int]:
-    return {kind: size for kind, size in measured.breakdown.items() if kind != "workspaces"}
-
-
 def test_a_script_takes_what_its_step_takes(written):
     def step(model, optimizer, batch):
         loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
@@ -67,10 +61,11 @@ def test_a_script_takes_what_its_step_takes(written):
     batch = torch.randn(32, 64), torch.randint(10, (32,))
     own = measure(step=step, model=model, optimizer=torch.optim.AdamW(model.parameters()), batch=batch)
     measured = watch_script(written(TRAINED))
-    assert without_workspaces(measured) == without_workspaces(own)
-    assert measured.peak_phase == own.peak_phase
     with_bias = workspaces_of((8, 0)).lt  # of cuBLASLt, until torch 2.11
-    assert measured.breakdown["workspaces"] == 2 * round_up(8192 * 1024 + 128 * 1024) + with_bias
+    workspaces = 2 * round_up(8192 * 1024 + 128 * 1024) + with_bias
+    assert dict(measured.breakdown) == dict(own.breakdown) | {"workspaces": workspaces}
+    assert measured.peak_phase == own.peak_phase
+    assert "placeholders of 1.0: train.py:14" in measured.provenance.note
 
 
 def test_two_optimizers_take_two_steps_each():
@@ -83,21 +78,21 @@ def test_two_optimizers_take_two_steps_each():
     assert {mark.step for mark in measured.timeline.marks} == {1, 2}
 
 
-def test_a_discriminator_may_step_more_often(written):
-    critic = "critic = nn.Linear(8, 1).cuda()\nother = torch.optim.SGD(critic.parameters(), lr=0.1)\n"
-    critics = (
-        "    for _ in range(3):\n"
-        "        critic(torch.randn(4, 8).cuda()).sum().backward()\n"
-        "        other.step()\n"
-    )
-    measured = watch_script(written(f"{SET_UP}{critic}for number in range(5):\n{critics}    step()\n"))
-    assert "the last one 3 of SGD and 1 of AdamW" in measured.provenance.note
-
-
-def test_an_optimizer_that_never_steps_is_not_waited_for(written):
-    unused = "unused = torch.optim.SGD(nn.Linear(2, 2).cuda().parameters(), lr=0.1)\n"
-    measured = watch_script(written(f"{SET_UP}{unused}for number in range(50):\n    step()\n"))
-    assert "2 steps taken, the last one 1 of AdamW" in measured.provenance.note
+@pytest.mark.parametrize(
+    ("each_step", "said"),
+    [
+        (
+            "for _ in range(3): critic(torch.randn(4, 8).cuda()).sum().backward(); other.step()",
+            "3 of SGD and 1 of AdamW",
+        ),
+        ("pass", "1 of AdamW"),
+    ],
+    ids=["one steps more often", "one never steps"],
+)
+def test_a_step_has_ended_when_each_optimizer_that_steps_has(written, each_step, said):
+    other = "critic = nn.Linear(8, 1).cuda()\nother = torch.optim.SGD(critic.parameters(), lr=0.1)\n"
+    measured = watch_script(written(f"{SET_UP}{other}for _ in range(50):\n    {each_step}\n    step()\n"))
+    assert f"2 steps taken, the last one {said}" in measured.provenance.note
 
 
 def test_nanogpt_s_way():
@@ -110,26 +105,6 @@ def test_nanogpt_s_way():
     assert "torch.compile is skipped" in note and "train.bin" in note and "ckpt.pt" in note
     assert {"weight_copies", "inputs"} <= {item.kind for item in measured.allocations}
     assert {item.phase for item in measured.allocations} >= {"forward", "backward", "optimizer"}
-
-
-def test_litgpt_s_way():
-    layers, width, vocab = 2, 64, 32_000
-    measured = watch_script(SCRIPTS / "litgpt.py", [str(layers), "2", str(width), "32", "2"])
-    ffn = 8 * width // 3
-    attention = [(3 * width, width), (width, width)]
-    block = [(width,), (width,), *attention, (ffn, width), (ffn, width), (width, ffn)]
-    matrices = [(vocab, width), (vocab, width), (width,), *(layers * block)]
-    buffers = 2 * round_up(32 * 32 * 2)  # cosines and sines, of all positions and of a head's elements
-    expected = sum(round_up(2 * torch.Size(shape).numel()) for shape in matrices) + buffers
-    assert measured.moments["end of step 2"]["parameters"] == expected
-    assert measured.moments["end of step 2"]["optimizer_states"] == 2 * (expected - buffers)
-    assert "0 workers" in measured.provenance.note
-
-
-def test_an_lstm_whose_accuracy_is_read():
-    measured = watch_script(SCRIPTS / "lstm.py", ["100", "16", "1", "4", "6"])
-    assert "placeholders of 1.0: lstm.py:" in measured.provenance.note
-    assert measured.breakdown["optimizer_states"] == measured.breakdown["parameters"] > 0  # SGD's momentum
 
 
 def test_a_model_larger_than_the_host(written):
@@ -224,49 +199,25 @@ REFUSED = {
     "exits": ("raise SystemExit(3)\n", r"ends by sys.exit\(3\) without a step"),
     "on the CPU": (TRAINED.replace(".cuda()", "").replace('"cuda"', '"cpu"'), "but not on the GPU"),
     "forks": ("import os\nos.fork()\n", r"train.py:2  os.fork\(\): starts a process"),
-    "a command": ("import os\nos.system('true')\n", r"train.py:2 .*starts a process"),
-    "a program": ("import subprocess\nsubprocess.run(['true'])\n", r"train.py:2 .*starts a process"),
-    "multiprocessing": (
-        "import multiprocessing\nmultiprocessing.get_context('spawn').Process(target=print).start()\n",
-        r"train.py:2 .*starts a process",
-    ),
+    "a program": ("import subprocess\nsubprocess.run(['true'])\n", "train.py:2 .*starts a process"),
     "several ranks": (
         "import torch.distributed as dist\ndist.init_process_group('nccl', rank=0, world_size=2)\n",
-        r"train.py:2 .*process group",
+        "train.py:2 .*process group",
     ),
     "the network": (
         "import urllib.request\nurllib.request.urlopen('http://example.com')\n",
-        r"train.py:2 .*asks the network for example.com",
+        "train.py:2 .*asks the network for example.com",
     ),
-    "a second GPU": (
-        f"{SET_UP}model.to('cuda:1')\n",
-        r"train.py:13  model.to\('cuda:1'\): 'cuda:1' does not exist",
-    ),
-    "another device": (f"{SET_UP}torch.cuda.set_device(1)\n", r"train.py:13 .*one GPU is simulated"),
+    "a second GPU": (f"{SET_UP}model.to('cuda:1')\n", "train.py:13 .*'cuda:1' does not exist"),
     "shapes by values": (
         f"{SET_UP}x = torch.randn(4, device='cuda')\nx[x > 0]\n",
         r"train.py:14  x\[x > 0\]: index needs the values of its input",
     ),
-    "values asked for": (
-        f"{SET_UP}if (torch.randn(4, device='cuda') > 0).any(): pass\n",
-        "train.py:13 .*tests values on the GPU",
-    ),
-    "a kernel of its own": (
-        (
-            f"{SET_UP}library = torch.library.Library('watched', 'DEF')\n"
-            "library.define('f(Tensor x) -> Tensor')\n"
-            "library.impl('f', lambda x: x, 'CPU')\n"
-            "torch.ops.watched.f(torch.randn(3, device='cuda'))\n"
-        ),
-        r"train.py:16 .*watched.f cannot be simulated",
-    ),
     "an unfused kernel": (
-        (
-            f"{SET_UP}from torch.nn.attention.flex_attention import flex_attention\n"
-            "q = torch.randn(1, 1, 128, 64, device='cuda')\n"
-            "flex_attention(q, q, q)\n"
-        ),
-        r"train.py:15 .*cannot be simulated",
+        f"{SET_UP}from torch.nn.attention.flex_attention import flex_attention\n"
+        "q = torch.randn(1, 1, 128, 64, device='cuda')\n"
+        "flex_attention(q, q, q)\n",
+        "train.py:15 .*cannot be simulated",
     ),
 }
 
@@ -296,15 +247,12 @@ def test_the_host_s_memory_is_not_used_up(written, monkeypatch):
     with pytest.raises(ScriptError, match=r"train.py:2  .*ran out of host memory") as refused:
         watch_script(written("import torch\nkept = [torch.ones(10_000_000) for _ in range(1000)]\n"))
     assert "\n" not in str(refused.value)
-    assert torch.ones(200_000_000).sum() > 0, "afterwards there is no limit"
+    assert torch.ones(120_000_000).sum() > 0, "afterwards there is no limit"
 
 
-def test_no_script_there():
+def test_a_script_that_is_not_there_and_torchrun_are_refused(written, monkeypatch):
     with pytest.raises(ValueError, match=r"there is no script 'missing\.py'"):
         watch_script("missing.py")
-
-
-def test_torchrun_is_refused(written, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ScriptError, match="without torchrun"):
         watch_script(written(TRAINED))
@@ -354,22 +302,14 @@ for _ in range(2):
 IN_CHUNKS = "sum(checkpoint(piece, *ab, use_reentrant=False) for ab in zip(model(x).chunk(8), y.chunk(8)))"
 
 
-@pytest.mark.parametrize(
-    ("what", "before", "after", "within"),
-    [
-        ("half the batch at a time", "4096", "2048", 0.001),
-        (
-            "each of the 6 blocks recomputed in backward (torch.utils.checkpoint)",
-            "x = block(x)",
-            "x = checkpoint(block, x, use_reentrant=False)",
-            0.002,
-        ),
-        ("the loss in 8 chunks, with the layer before it", "piece(model(x), y)", IN_CHUNKS, 0.04),
-    ],
-)
-def test_what_would_help_helps_as_much_in_the_changed_script(written, what, before, after, within):
-    predicted = dict(changed_peaks(watch_script(written(BLOCKS))))[what]
-    assert predicted == pytest.approx(watch_script(written(BLOCKS.replace(before, after))).peak, rel=within)
+def test_what_would_help_helps_as_much_in_the_changed_script(written):
+    predicted = dict(changed_peaks(watch_script(written(BLOCKS))))
+    recomputed = BLOCKS.replace("x = block(x)", "x = checkpoint(block, x, use_reentrant=False)")
+    peak = predicted["each of the 6 blocks recomputed in backward (torch.utils.checkpoint)"]
+    assert peak == pytest.approx(watch_script(written(recomputed)).peak, rel=0.002)
+    chunked = BLOCKS.replace("piece(model(x), y)", IN_CHUNKS)
+    peak = predicted["the loss in 8 chunks, with the layer before it"]
+    assert peak == pytest.approx(watch_script(written(chunked)).peak, rel=0.04)
 
 
 def test_cards_are_told_by_reserved_memory(written):
@@ -383,14 +323,6 @@ def test_cards_are_told_by_reserved_memory(written):
     assert "max_memory_reserved" in report(measured)
 
 
-def course(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    run = [sys.executable, "-m", "course_utils", "watch", *words]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        run, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False
-    )
-
-
 def test_a_script_may_ask_for_a_snapshot_and_a_summary(written):
     asks = TRAINED.replace("\ndef step", "\ntorch.cuda.memory._record_memory_history()\ndef step")
     asks += "    torch.cuda.memory._dump_snapshot('memory.pickle')\n    print(torch.cuda.memory_summary())\n"
@@ -399,48 +331,22 @@ def test_a_script_may_ask_for_a_snapshot_and_a_summary(written):
 
 def test_the_command_line(written, tmp_path):
     written(TRAINED + "import sys\nprint(sys.argv)\n")
-    done = course("--save", "kept.measurement", "train.py", "--lr", "3", folder=tmp_path)
+    command = [
+        sys.executable,
+        "-m",
+        "course_utils",
+        "watch",
+        "--save",
+        "kept.measurement",
+        "train.py",
+        "--lr",
+        "3",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "peak " in done.stdout and "Fits: " in done.stdout and "train.py:4" in done.stdout
     assert "0 1.0" in done.stderr, "what the script prints"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["kept.measurement", "train.py"]
-    written(TRAINED.replace("256", "512"))
-    done = course("--against", "kept.measurement", "train.py", folder=tmp_path)
-    assert done.returncode == 0 and "(64, 512)" in done.stdout.replace("(512, 64)", "(64, 512)"), done.stderr
-    written("import nothing_of_that_name\n")
-    done = course("train.py", folder=tmp_path)
-    assert done.returncode == 1 and not done.stdout
-    assert done.stderr.startswith(
-        "train.py:1  import nothing_of_that_name: the script itself fails: ModuleNotFound"
-    )
-    assert "course_utils" not in done.stderr
-
-
-def test_the_table_of_scripts_has_a_scripts_peaks_or_the_sentence_that_says_why_not(written, monkeypatch):
-    name, tensors, allocated, reserved, seconds, said = watched_scripts.watched(
-        sys.executable, written(TRAINED)
-    )
-    assert name == "train.py" and seconds > 0 and said.startswith("2 steps taken, the last one 1 of AdamW")
-    measured = watch_script(written(TRAINED))
-    assert tensors == f"{measured.peak / GB:.3f}" <= allocated <= reserved
-    failed = watched_scripts.watched(sys.executable, written("import nothing_of_that_name\n"), "--lr 3")
-    assert failed[:4] == ("train.py --lr 3", "-", "-", "-")
-    assert "No module named 'nothing_of_that_name'" in failed[-1]
-    monkeypatch.setattr(watched_scripts, "LIMIT", 0.01)
-    assert watched_scripts.watched(sys.executable, written(TRAINED))[-1].startswith("stopped: ")
-
-
-def test_the_table_of_scripts_names_the_libraries(monkeypatch):
-    asked = []
-
-    def watched(*what):
-        asked.append(what)
-        return "x", "-", "-", "-", 1.0, "said"
-
-    monkeypatch.setattr(watched_scripts, "watched", watched)
-    monkeypatch.setenv(watched_scripts.PYTHON, sys.executable)
-    table = watched_scripts.scripts_table(lambda _: None)
-    assert {path.name for _, path, _ in asked} == {path.name for path in SCRIPTS.glob("*.py")}
-    assert len(table.rows) == len(asked) == 18 + len(watched_scripts.MODELS)
-    assert f"torch {torch.__version__.partition('+')[0]}" in table.notes[0]
-    assert watched_scripts.PYTHON in table.notes[0]
