@@ -70,11 +70,11 @@ class Check:
 
 def checks(folder: Path) -> Iterator[Check]:
     """Everything that has a live path, by groups: tests, recorder, demos, lessons, solutions."""
-    for path in sorted((ROOT / "tests").glob("test_*.py")):
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
         text = path.read_text(encoding="utf-8")
         if "torch.cuda" in text and re.search(r"^(import|from) torch\b", text, re.MULTILINE):
             command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-rfE", str(path)]
-            yield Check(f"tests/{path.name}", command, 1200, failed_tests)
+            yield Check(path.relative_to(ROOT).as_posix(), command, 1200, failed_tests)
     for kind in RECORDED:
         out = folder / "recordings" / kind
         command = [

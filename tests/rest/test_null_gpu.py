@@ -8,17 +8,7 @@ from pathlib import Path
 
 import null_gpu
 import pytest
-from null_gpu import (
-    Check,
-    checks,
-    failed_cells,
-    failed_demos,
-    failed_tasks,
-    failed_tests,
-    missing,
-    perform,
-    standing_in,
-)
+from null_gpu import Check, checks, failed_demos, failed_tasks, failed_tests, missing, perform, standing_in
 
 from course_utils.evidence.tasks import recording_list
 
@@ -41,11 +31,9 @@ TASKS = [
 DEMOS = "pass    2 s  1 · One\nFAIL   11 s  2 · Two: KeyError: 'x'\n1 failed\n"
 
 
-def test_pytests_summary_names_what_failed():
+def test_tests_tasks_and_demos_that_failed_are_named(tmp_path):
     assert failed_tests(PYTEST) == ["tests/test_x.py::test_y - assert 1 == 2", "tests/test_z.py"]
-
-
-def test_the_recorder_names_tasks_that_were_not_measured_or_are_wrong_and_how_many_are_left(tmp_path):
+    assert failed_demos(DEMOS) == ["2 · Two: KeyError: 'x'"]
     (tmp_path / "a-gpu.jsonl").write_text("".join(json.dumps(task) + "\n" for task in TASKS))
     assert failed_tasks(tmp_path, "Recorded in /x. 1 are left: run the same command again.") == [
         "two: failed KeyError: 1",
@@ -55,56 +43,15 @@ def test_the_recorder_names_tasks_that_were_not_measured_or_are_wrong_and_how_ma
     ]
 
 
-def test_a_demo_that_fails_is_named_with_its_error():
-    assert failed_demos(DEMOS) == ["2 · Two: KeyError: 'x'"]
-    assert failed_demos("Every demo passed.\n") == []
-
-
-@pytest.mark.parametrize(
-    ("folder", "committed", "live", "failures"),
-    [
-        ("notebooks", "peak (simulated GPU · torch 2.13.0)", 2, ["x: KeyError"]),
-        ("notebooks", "peak (simulated GPU · torch 2.13.0)", 0, ["x: KeyError", "no cell was live"]),
-        ("notebooks", "no measurement", 0, ["x: KeyError"]),
-        ("solutions", "peak (simulated GPU · torch 2.13.0)", 0, ["x: KeyError"]),
-    ],
-)
-def test_a_notebook_names_cells_that_failed_and_says_if_none_was_live(
-    tmp_path, folder, committed, live, failures
-):
-    path = tmp_path / folder / "lesson.ipynb"
-    path.parent.mkdir()
-    path.write_text(committed, encoding="utf-8")
-    assert (
-        failed_cells(path, "a warning\n" + json.dumps({"failed": ["x: KeyError"], "live": live})) == failures
-    )
-
-
-def performed(tmp_path: Path, code: str, seconds: float = 60.0) -> null_gpu.Result:
-    check = Check("a check", ["-c", code], seconds, failed_tests)
-    return perform(check, sys.executable, {}, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("code", "failures"),
-    [
-        ("print('fine')", []),
-        ("print('FAILED x - y'); raise SystemExit(1)", ["x - y"]),
-        ("print('FAILED x - y')", ["x - y"]),
-        ("raise KeyError('z')", ["exit code 1: KeyError: 'z'"]),
-        ("import os; os.kill(os.getpid(), 9)", ["exit code -9: "]),
-    ],
-)
-def test_a_check_fails_for_what_it_prints_and_for_its_exit_code(tmp_path, code, failures):
-    result = performed(tmp_path, code)
-    assert result.failures == failures and str(result).startswith("FAILED" if failures else "passed")
-
-
-def test_only_what_the_null_gpu_cannot_do_is_explained_away(tmp_path, monkeypatch):
+def test_a_check_fails_for_its_exit_code_but_not_for_what_the_null_gpu_cannot_do(tmp_path, monkeypatch):
     monkeypatch.setattr(null_gpu, "CANNOT", {"a check: x - nan*": "It has no numbers."})
-    result = performed(
-        tmp_path, "print('FAILED x - nan is not 1'); print('FAILED y - nan'); raise SystemExit(1)"
-    )
+
+    def performed(code: str) -> null_gpu.Result:
+        return perform(Check("a check", ["-c", code], 60.0, failed_tests), sys.executable, {}, tmp_path)
+
+    assert performed("print('fine')").failures == []
+    assert performed("raise KeyError('z')").failures == ["exit code 1: KeyError: 'z'"]
+    result = performed("print('FAILED x - nan is not 1'); print('FAILED y - nan')")
     assert result.failures == ["y - nan"]
     assert result.explained == ["x - nan is not 1 Why: It has no numbers."]
 
@@ -112,8 +59,9 @@ def test_only_what_the_null_gpu_cannot_do_is_explained_away(tmp_path, monkeypatc
 def test_every_live_path_is_checked():
     names = [one.name for one in checks(Path("folder"))]
     assert len(names) == len(set(names))
-    assert {"tests/test_live.py", "tests/test_own_step.py", "tests/test_record.py", "demos"} <= set(names)
-    assert {"notebooks/10_data_parallelism.ipynb", "solutions/19_will_it_fit.ipynb"} <= set(names)
+    assert {"tests/test_live.py", "tests/test_own_step.py", "demos", "solutions/19_will_it_fit.ipynb"} <= set(
+        names
+    )
     kinds = {task.kind for task in recording_list()} - {"notebook"}
     assert {name.removeprefix("recorder: ") for name in names if name.startswith("recorder: ")} == kinds
 
