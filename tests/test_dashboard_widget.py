@@ -5,16 +5,7 @@ from html import unescape
 
 import pytest
 
-from course_utils.figures.canvas import below_one_another
-from course_utils.interactive.explorer import (
-    CONTROLS,
-    DEFAULTS,
-    MOST,
-    best_plan,
-    dashboard,
-    next_changes,
-    run_of,
-)
+from course_utils.interactive.explorer import CONTROLS, DEFAULTS, MOST, dashboard, next_changes, run_of
 from course_utils.interactive.explorer_widget import Explorer, explore
 
 
@@ -63,32 +54,3 @@ def test_what_contradicts_itself_is_explained_and_no_change_is_offered():
     assert offered(page) == [] and "opacity:0.25" in page.picture.value
     page.controls["zero_stage"].value = 0
     assert page.picture.value == before and offered(page)
-
-
-def test_the_whole_can_be_arranged():
-    page = explore()
-    plan = best_plan({})
-    assert plan is not None
-    page._arrange(None)
-    assert page.chosen == plan.chosen and plan.words in page.heading.value
-    page.choose({"model": "gpt3-175b", "micro_batch": 1, "accumulation_steps": 1})
-    page._arrange(None)
-    assert "No better arrangement" in page.heading.value
-
-
-def test_the_picture_comes_before_what_to_change_next():
-    page = explore()
-    order: list[str] = []
-    page.picture.observe(lambda change: order.append("picture"), names="value")
-    page.buttons[0].observe(lambda change: order.append("button"), names="description")
-    page.controls["micro_batch"].value = 1
-    page.controls["micro_batch"].value = 64
-    assert order[0] == "picture" and "button" in order
-
-
-def test_figures_stand_below_one_another():
-    page = dashboard({})
-    both = below_one_another([page.stack, page.timeline], "Both")
-    figures = (both, page.stack, page.timeline)
-    heights = [float(re.findall(r'viewBox="0 0 720 ([\d.]+)"', figure.svg)[0]) for figure in figures]
-    assert heights[0] == pytest.approx(heights[1] + heights[2]) and page.timeline.alt in both.alt

@@ -5,22 +5,17 @@ from typing import Any
 
 import matplotlib
 import pytest
+from made_up import FULL, NONE, every_figure, training
 from matplotlib import pyplot
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure as Drawing
-from nbclient import NotebookClient
-from nbformat.v4 import new_code_cell, new_notebook
-from test_plots import FULL, NONE, every_figure, training
 
-from course_utils import TrainingRun, gpu, moments
 from course_utils import figures as plots
 from course_utils.breakdown import MemoryBreakdown
-from course_utils.figures import COLOURS, Figure, Segment
-from course_utils.figures.canvas import GRID, INK, RULE, below_one_another
+from course_utils.figures import COLOURS, Figure
+from course_utils.figures.canvas import below_one_another
 from course_utils.figures.curves import LINE_COLOURS
-from course_utils.figures.plotting import LAYOUT_FONT, LOOK
-from course_utils.figures.runs import in_order, place_words, step_columns
-from course_utils.units import GB, MB, MiB
+from course_utils.units import GB, MB
 
 
 @pytest.fixture
@@ -66,14 +61,6 @@ def test_a_stack_has_each_kinds_bytes_one_after_the_other(ax: Any) -> None:
     kinds_named = ["parameters", "weight copies", "optimizer states", "activations", "inputs"]
     assert legend_of(ax) == [*kinds_named, "80 GB GPU"]
     assert words_in(ax) == ["130.0 GB\n50.0 GB too much", "38.0 GB\n42.0 GB free", "told"]
-
-
-def test_named_parts_and_the_allocators_free_memory_are_seen_on_paper(ax: Any) -> None:
-    row = [Segment("fp32 momentum", 6 * MiB, "optimizer_states"), Segment("cache", 2 * MiB, "cached")]
-    plots.stack({"": row}, "Parts", unit="MiB").plot(ax)
-    assert [bar[2] for bar in bars_of(ax)] == [6, 2] and legend_of(ax) == ["fp32 momentum", "cache"]
-    assert [to_hex(bar.get_edgecolor()) for bar in ax.patches] == ["#ffffff", "#8a8a8a"]
-    assert ax.get_xlabel() == "MiB (1 MiB = 2²⁰ bytes)"
 
 
 def test_bars_have_their_values_and_one_is_set_off(ax: Any) -> None:
@@ -166,15 +153,6 @@ def test_lines_have_their_points_their_colors_and_their_scales(ax: Any) -> None:
     assert ax.xaxis.get_major_formatter()(1e-5) == "10⁻⁵"
 
 
-def test_the_step_in_columns_is_a_stack_of_its_moments(ax: Any) -> None:
-    found = moments(TrainingRun("gpt2-xl", micro_batch=4))
-    step_columns(found, gpu("A100-80GB")).plot(ax)
-    rows = in_order(found)
-    assert [name.replace("\n", " ") for name in rows_of(ax)] == [place_words(moment) for moment in rows]
-    for place, moment in enumerate(rows):
-        assert sum(bar[2] for bar in bars_of(ax) if bar[0] == place) == pytest.approx(moment.total / GB)
-
-
 @pytest.mark.parametrize("name", every_figure())
 def test_every_form_is_saved_as_png_and_pdf_on_white_and_leaves_nothing_behind(name: str, tmp_path) -> None:
     figure = every_figure()[name]
@@ -207,33 +185,6 @@ def test_a_new_figure_is_shown_by_a_notebook_and_restyled_by_a_learner(tmp_path)
         assert ax.get_title() == "My own conclusion" and bars_of(ax)[0][3] == COLOURS["parameters"]
     finally:
         pyplot.close(ax.figure)
-
-
-def test_a_long_title_is_broken_and_words_are_taken_as_they_are(tmp_path) -> None:
-    title = "It costs $5_000$ " + "and more " * 12
-    ax: Any = plots.bars({"b < 2 & $s^2$": 1.0}, title.strip(), unit="$", provenance="$x$").plot()
-    try:
-        assert ax.get_title().count("\n") == 1 and ax.get_title().replace("\n", " ") == title.strip()
-        texts = [ax.title, ax.xaxis.label, *ax.get_yticklabels(), *ax.texts]
-        assert [text.get_parse_math() for text in texts] == [False] * 5
-    finally:
-        pyplot.close(ax.figure)
-
-
-def test_a_notebook_shows_each_new_figure_and_none_that_was_saved(tmp_path) -> None:
-    """pyplot sets up the display with the first: what our look undid then would leave the second unseen."""
-    drawn = "from course_utils.figures import bars; one = bars({'a': 1.0}, 'One')"
-    saved = f"path = one.save({str(tmp_path / 'a.png')!r})"
-    notebook = new_notebook(cells=[new_code_cell(code) for code in (drawn, saved, *["ax = one.plot()"] * 2)])
-    NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
-    shown = [[output.output_type for output in cell.outputs] for cell in notebook.cells]
-    assert shown == [[], [], ["display_data"], ["display_data"]]
-
-
-def test_the_look_has_the_figures_own_colors() -> None:
-    look = matplotlib.rc_params_from_file(LOOK, use_default_template=False)
-    colors = [look[name] for name in ("text.color", "axes.edgecolor", "grid.color", "font.family")]
-    assert colors == [INK, RULE, GRID, [LAYOUT_FONT]]
 
 
 def test_what_cannot_be_drawn_by_matplotlib_says_so(tmp_path, monkeypatch) -> None:

@@ -235,22 +235,6 @@ def test_a_lessons_slider_moves_its_picture_with_the_keyboard_alone(tab: Page, a
     clean(tab)
 
 
-def test_the_explorer_of_the_lessons_is_live_too_and_says_what_to_change(tab: Page, address: str) -> None:
-    tab.goto(f"{address}notebooks/explorer.html")
-    tab.get_by_role("button", name="Use the controls").first.click()
-    live = tab.locator(".course-moves")
-    live.get_by_text("It fits.").wait_for()
-    code = live.locator(".course-verdict code")
-    first = code.inner_text()
-    live.get_by_label(re.compile("^micro-batch *[0-9]")).fill("9")  # the last of its steps
-    live.get_by_text("micro_batch=512").first.wait_for()
-    live.get_by_text("What to change next: press a button to apply it").wait_for()
-    assert live.locator(".course-changes button").first.is_visible()
-    live.get_by_role("button", name="Start over").press("Enter")
-    live.get_by_text(first, exact=True).wait_for()
-    clean(tab)
-
-
 @pytest.fixture(scope="module")
 def build() -> ModuleType:
     """docs/site_build.py, which Sphinx alone imports otherwise."""
@@ -341,39 +325,13 @@ def test_every_control_of_every_live_widget_moves_and_begins_as_in_a_notebook(
         assert looks > 5, name
 
 
-def test_a_slice_has_what_its_cell_reads_and_nothing_else(build: ModuleType) -> None:
-    sources = (
-        "import a\nb = 1\nunused = [b for c in ()]",
-        "c = 2\nb += c\nprint(b)",
-        "!ls",
-        "d = a.f(b)\nshow(d, [z for z in d])",
-    )
-    shown = new_output(
-        "execute_result", {"text/html": "x", "text/plain": "A thing: run this cell to use it."}
-    )
-    cells = [new_code_cell(source) for source in sources]
-    cells[-1].outputs = [shown]
-    [code] = build.slices(new_notebook(cells=cells)).values()
-    assert code.splitlines() == [
-        "import a",
-        "b = 1",
-        "c = 2",
-        "b += c",
-        "d = a.f(b)",
-        "show(d, [z for z in d])",
-    ]
-
-
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize(("rate", "angle"), [(0.05, 0.0), (0.5, 30.0)])
-def test_the_stand_in_for_torch_walks_as_torch_does(
-    rule: str, rate: float, angle: float, tmp_path: Path
-) -> None:
-    asked = f"json.dumps(trajectory({rule!r}, {rate}, 60, beta1=0.8, valley=Valley(25.0, {angle})))"
+def test_the_stand_in_for_torch_walks_as_torch_does(rule: str, tmp_path: Path) -> None:
+    asked = f"json.dumps(trajectory({rule!r}, 0.5, 60, beta1=0.8, valley=Valley(25.0, 30.0)))"
     code = "import sys, json\nsys.path[:0] = sys.argv[1:]\nfrom course_utils.lessons.adam.by_hand import *"
     command = [sys.executable, "-I", "-c", f"{code}\nprint({asked})", str(DOCS / "_live"), str(ROOT)]
     walked = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    expected = trajectory(rule, rate, 60, beta1=0.8, valley=Valley(25.0, angle))
+    expected = trajectory(rule, 0.5, 60, beta1=0.8, valley=Valley(25.0, 30.0))
     assert walked == [pytest.approx(point, rel=1e-9) for point in expected]
 
 
@@ -411,37 +369,7 @@ def _drawn(chosen: dict[str, str]) -> str:
     return f"{drawn['verdict']} {drawn['title']}."
 
 
-def test_pages_follow_the_theme(tab: Page, address: str) -> None:
-    tab.goto(f"{address}notebooks/99_page.html")
-    seen = set()
-    for scheme in ("light", "dark"):
-        tab.emulate_media(color_scheme=scheme, reduced_motion="reduce")
-        look = "(one) => [getComputedStyle(one).backgroundColor, getComputedStyle(one).color].join()"
-        seen.add(tab.locator(".course-guess").evaluate(look))
-        assert (
-            tab.locator(".course-guess").evaluate("(one) => getComputedStyle(one).transitionDuration") == "0s"
-        )
-    assert len(seen) == 2
-
-
-@pytest.mark.parametrize(
-    "page", ["docs/index.html", "notebooks/99_page.html", "notebooks/06_recomputation.html"]
-)
-def test_nothing_is_cut_off_on_a_phone(tab: Page, address: str, page: str) -> None:
-    tab.set_viewport_size({"width": 390, "height": 844})
-    tab.goto(address + page)
-    assert tab.evaluate("document.documentElement.scrollWidth") <= 390
-
-
 # Formulas, and cards for sharing
-
-
-def test_formulas_are_set_without_a_script_and_prices_are_none(pages: Path) -> None:
-    text = (pages / "notebooks" / "99_page.html").read_text(encoding="utf-8")
-    assert text.count("<math") == 2
-    assert 'display="block"' in text
-    assert "<mfrac>" in text
-    assert "A card of $300 or $400." in text
 
 
 def test_pages_have_cards_for_sharing(pages: Path) -> None:
@@ -454,9 +382,3 @@ def test_pages_have_cards_for_sharing(pages: Path) -> None:
     card = (pages / "_static" / "cards" / "06.png").read_bytes()
     assert (int.from_bytes(card[16:20]), int.from_bytes(card[20:24])) == (1200, 630)
     assert len(card) < 100_000
-
-
-def test_each_lesson_has_a_question_for_its_card(build: ModuleType) -> None:
-    lessons = {path.name.partition("_")[0] for path in site.numbered(ROOT / "notebooks")}
-    assert set(build.QUESTIONS) == lessons
-    assert all(question.endswith((".", "?")) and "?" in question for question in build.QUESTIONS.values())
