@@ -27,7 +27,7 @@ MOST_SEQUENCES = 8  # Sequences in a comparison's batch on a card with room enou
 NOTEBOOK = 45 * GB  # Kept for a lesson next to others: on an H200 one took 44 GB
 CONTEXT = 600 * MB  # Kept for the CUDA context of each process
 
-LIVE_FACTOR = 3.0
+LIVE_FACTOR = 8.0
 """Times its budget that a lesson may take on a GPU: the budget is for a simulation; here it trains, too."""
 
 

@@ -92,13 +92,14 @@ def text_of(notebook: Path) -> str:
     return "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
 
 
-LESSON_SECONDS = 60.0  # A notebook's budget where its own metadata state none
+LESSON_SECONDS = 25.0
+"""A notebook's budget, in CPU seconds, where its own metadata state none."""
 
 
 def budget(notebook: Path) -> float:
-    """The seconds that a notebook's metadata grant it, as in `course: {budget_seconds: 90}`."""
+    """The CPU seconds that a notebook's metadata grant it, as in `course: {cpu_seconds: 30}`."""
     metadata = json.loads(notebook.read_text(encoding="utf-8"))["metadata"]
-    return float(metadata.get("course", {}).get("budget_seconds", LESSON_SECONDS))
+    return float(metadata.get("course", {}).get("cpu_seconds", LESSON_SECONDS))
 
 
 def old_numbers(root: Path) -> str:

@@ -262,6 +262,9 @@ print(f"{len(counters)} optimizer states with one number each: {total:,} bytes")
 # **Looking for something?** `from course_utils import find`, then `find("reserved memory")`: lessons, exercises,
 # glossary and more, as links. Lessons link new words to the [glossary](../docs/glossary.md).
 #
+# **Does every lesson print here what it should?** In a terminal, `python3 -m course_utils test` executes them all and
+# compares. If you installed the course by pip: `pytest --nbval notebooks`.
+#
 # **Want to turn every knob at once?** [The Explorer](explorer.ipynb) has all choices of a run, its peak next to a card,
 # and what to change next.
 
