@@ -21,9 +21,7 @@ NEEDED = ("nbval", "torch", "ipykernel", "ipywidgets", "matplotlib")
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
-    if not pluginmanager.hasplugin(
-        "nbval"
-    ):  # they are refused below, in words
+    if not pluginmanager.hasplugin("nbval"):  # they are refused below, in words
         for option in ("--nbval", "--nbval-lax"):
             parser.addoption(option, action="store_true", help="run notebooks (nbval is not installed here)")
 
@@ -47,7 +45,7 @@ def _refuse_a_python_that_lacks_the_course() -> None:
     if lacking:
         raise pytest.UsageError(
             f"{sys.executable} lacks {', '.join(lacking)}. "
-            "`python3 -m course_utils test` makes an environment with all that the notebooks need, and runs them there. "
+            "`python3 -m course_utils test` makes an environment for them, and runs them there. "
             'With pip: `pip install -e ".[lab,test]"`, then `python -m pytest --nbval notebooks`.'
         )
 

@@ -30,9 +30,7 @@ def test_options(parser: ArgumentParser) -> None:
     parser.description = "Run tests and notebooks. Other options and paths go to pytest."
     parser.set_defaults(others=[])
     part = parser.add_mutually_exclusive_group()
-    part.add_argument(
-        "--rest", action="store_true", help="what is slow and rarely fails: solutions, website"
-    )
+    part.add_argument("--rest", action="store_true", help="what is slow and rarely fails: solutions, website")
     part.add_argument("--full", action="store_true", help="the rest, with every parameter set of every sweep")
     part.add_argument("--lesson", metavar="NN", help="one lesson's tests")
 

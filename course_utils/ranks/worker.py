@@ -106,6 +106,7 @@ def be_a_rank(task: dict[str, Any]) -> None:
     """Run the program of a task as one rank. Before its time is up, write down in which line it is."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the launcher's own would wait for an exchange to end
     faulthandler.dump_traceback_later(max(0.1, task["until"] - time.time() - 1.0))
+    _keep_destroyed_groups()
     sys.argv = [task["name"], *task["arguments"]]
     if task["kind"] == "file":
         sys.path.insert(0, str(Path(task["name"]).resolve().parent))  # as `python FILE` has it
@@ -115,6 +116,27 @@ def be_a_rank(task: dict[str, Any]) -> None:
     else:
         report(_function(task["function"])(**task["function"]["keywords"]))
     faulthandler.cancel_dump_traceback_later()
+
+
+def _keep_destroyed_groups() -> None:
+    """Let a destroyed process group live on until this rank ends.
+
+    A DDP model often outlives `destroy_process_group()`. Its reducer then frees the group, and waits for
+    gloo's threads while it holds Python's lock. One of them may need that lock, to let go of a communication
+    hook: the rank hangs (torch 2.13). Remove this when the reducer frees its group without the lock.
+    """
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return
+    kept: list[Any] = []
+    destroy = dist.destroy_process_group
+
+    def destroy_process_group(group: Any = None) -> None:
+        kept.extend(dist.distributed_c10d._world.pg_map)
+        destroy(group)
+
+    dist.destroy_process_group = destroy_process_group
 
 
 def _function(function: dict[str, Any]) -> Callable[..., Any]:
