@@ -1,6 +1,5 @@
 """Set-up: which torch, when an environment is trusted, what is said when none can be made, what it has."""
 
-import os
 import re
 import subprocess
 import sys
@@ -48,30 +47,15 @@ def installer(folder, monkeypatch):
     return asked
 
 
-# The torch build
-
-
-@pytest.mark.parametrize(
-    ("asked", "before", "driver", "choice"),
-    [
-        ("", "", True, "cuda"),
-        ("", "", False, "cpu"),
-        ("cpu", "", True, "cpu"),
-        ("CUDA ", "cpu", False, "cuda"),
-        ("", "cpu", True, "cpu"),  # chosen once, kept
-    ],
-)
-def test_torch_build_follows_wish_then_habit_then_machine(folder, asked, before, driver, choice, monkeypatch):
-    monkeypatch.setattr(environment, "nvidia_driver", lambda: driver)
-    monkeypatch.setenv("COURSE_TORCH", asked)
-    assert environment.torch_choice(before) == choice
-
-
-@pytest.mark.parametrize(("system", "asked"), [("Linux", "cudda"), ("Darwin", "cuda")])
-def test_torch_build_that_cannot_be_is_refused(folder, system, asked, monkeypatch):
-    monkeypatch.setattr(environment.platform, "system", lambda: system)
-    monkeypatch.setenv("COURSE_TORCH", asked)
-    with pytest.raises(SetupError, match=r"COURSE_TORCH.*leave it unset"):
+def test_torch_build_follows_wish_then_habit_then_machine_and_nonsense_is_refused(folder, monkeypatch):
+    assert environment.torch_choice() == "cpu"
+    monkeypatch.setattr(environment, "nvidia_driver", lambda: True)
+    assert environment.torch_choice() == "cuda"
+    assert environment.torch_choice("cpu") == "cpu"
+    monkeypatch.setenv("COURSE_TORCH", "CUDA ")
+    assert environment.torch_choice("cpu") == "cuda"
+    monkeypatch.setattr(environment.platform, "system", lambda: "Darwin")
+    with pytest.raises(SetupError, match=r"COURSE_TORCH is 'cuda'.*leave it unset"):
         environment.torch_choice()
 
 
@@ -79,8 +63,6 @@ def test_torch_build_that_cannot_be_is_refused(folder, system, asked, monkeypatc
     ("system", "build", "places"),
     [
         ("Linux", "cpu", [[environment.CPU_INDEX], []]),
-        ("Linux", "cuda", [[]]),
-        ("Windows", "cpu", [[]]),
         ("Windows", "cuda", [[environment.CUDA_INDEX]]),
         ("Darwin", "cpu", [[]]),
     ],
@@ -93,42 +75,41 @@ def test_torch_is_sought_where_its_build_is(system, build, places, monkeypatch):
 # Trust
 
 
-def test_a_finished_environment_is_used_as_it_is(folder, installer):
+def test_a_finished_environment_is_used_as_it_is_and_tests_get_more(folder, installer):
     assert interpreter("lab", folder=folder) == python_in(folder)
-    assert remembered(folder)["state"] == "ready"
     own_index, package_index, course = installer
     assert environment.CPU_INDEX in own_index and own_index[-1] == package_index[-1] == "torch"
     assert course[-2:] == ["--editable", ".[lab]"]
     assert interpreter("lab", folder=folder) == python_in(folder)
     assert len(installer) == 3, "nothing more was installed"
-
-
-def test_tests_need_more_than_the_lab_and_keep_it(folder, installer):
-    interpreter("lab", folder=folder)
     interpreter("test", folder=folder)
     assert installer[-1][-1] == ".[author]"
     count = len(installer)
     interpreter("lab", folder=folder)
-    assert len(installer) == count
+    assert len(installer) == count, "what tests need stays"
 
 
-@pytest.mark.parametrize("name", environment.FILES)
-def test_changed_requirements_bring_the_environment_up_to_date(folder, installer, name):
+def test_changed_requirements_bring_the_environment_up_to_date(folder, installer):
     interpreter("lab", folder=folder)
     kept = folder / "installed-before"
     kept.touch()
-    (folder.parent / name).write_text("changed")
-    count = len(installer)
-    interpreter("lab", folder=folder)
-    assert len(installer) > count and kept.exists(), "brought up to date, not made anew"
+    for name in environment.FILES:
+        (folder.parent / name).write_text("changed")
+        count = len(installer)
+        interpreter("lab", folder=folder)
+        assert len(installer) > count and kept.exists(), "brought up to date, not made anew"
 
 
-@pytest.mark.parametrize("fact", ["python", "torch", "root", "state"])
-def test_other_foundations_mean_an_environment_made_anew(folder, installer, fact, monkeypatch):
+@pytest.mark.parametrize("fact", ["python", "torch", "root", "state", "damaged"])
+def test_other_foundations_or_a_damaged_marker_mean_an_environment_made_anew(
+    folder, installer, fact, monkeypatch
+):
     interpreter("lab", folder=folder)
     stale = folder / "installed-before"
     stale.touch()
     environment.remember(folder, remembered(folder) | {fact: "cuda" if fact == "torch" else "other"})
+    if fact == "damaged":
+        (folder / MARKER).write_text("[1]")
     monkeypatch.setenv("COURSE_TORCH", "cpu")
     interpreter("lab", folder=folder)
     assert not stale.exists() and remembered(folder)["state"] == "ready"
@@ -144,18 +125,10 @@ def test_interrupted_set_up_is_not_trusted_and_starts_over(folder, installer, mo
 
     with monkeypatch.context() as patch:
         patch.setattr(environment, "run_pip", interrupted)
-        with pytest.raises((KeyboardInterrupt, SetupError)):
+        with pytest.raises((KeyboardInterrupt, SetupError)) as ended:
             interpreter("lab", folder=folder)
+    assert not isinstance(how, OSError) or "No space left on device): fix this" in str(ended.value)
     assert remembered(folder)["state"] == "unfinished"
-    interpreter("lab", folder=folder)
-    assert not (folder / "half-installed").exists() and remembered(folder)["state"] == "ready"
-
-
-@pytest.mark.parametrize("text", ["", "[]", "[1]", '{"state": "ready"}'])
-def test_a_damaged_marker_is_not_trusted(folder, installer, text):
-    folder.mkdir()
-    (folder / MARKER).write_text(text)
-    (folder / "half-installed").touch()
     interpreter("lab", folder=folder)
     assert not (folder / "half-installed").exists() and remembered(folder)["state"] == "ready"
 
@@ -168,53 +141,13 @@ def test_a_folder_that_the_course_did_not_make_is_left_alone(folder, installer):
     assert [path.name for path in folder.iterdir()] == ["yours"] and installer == []
 
 
-# Failures, each in one sentence
+# The user's own Python
 
 
-def test_a_missing_venv_module_is_told_with_its_remedy(folder, monkeypatch):
-    failed = subprocess.CompletedProcess([], 1)
-    monkeypatch.setattr(environment.subprocess, "run", lambda *_, **__: failed)
-    with pytest.raises(SetupError, match=r"-m venv` failed .*python3-venv.*then run the same command"):
-        interpreter("lab", folder=folder)
-    assert remembered(folder)["state"] == "unfinished"
-
-
-@pytest.mark.parametrize(
-    "problem", [PermissionError(13, "Permission denied"), OSError(28, "No space left on device")]
-)
-def test_a_read_only_folder_and_a_full_disk_are_named(folder, monkeypatch, problem):
-    problem.filename = str(folder)
-
-    def refuse(*_, **__):  # root may write anywhere
-        raise problem
-
-    monkeypatch.setattr(Path, "mkdir", refuse)
-    words = rf"^Setting up .* failed \(\[Errno \d+\] {problem.strerror}: '{folder}'\): fix this or clone"
-    with pytest.raises(SetupError, match=words):
-        interpreter("lab", folder=folder)
-
-
-def test_where_no_index_answers_pip_says_so_and_one_sentence_what_to_do(tmp_path, monkeypatch, capfd):
-    for name in [name for name in os.environ if name.startswith("PIP_") or name.lower().endswith("_proxy")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    nowhere = ["--retries", "0", "--index-url", "https://index.invalid/simple", "a-package-of-nobody"]
-    with pytest.raises(SetupError, match=r"^pip could not install that and says why above: .*network.*disk"):
-        environment.pip_install(Path(sys.executable), nowhere)
-    assert "No matching distribution found for a-package-of-nobody" in capfd.readouterr().err
-
-
-# --here
-
-
-def test_here_uses_the_interpreter_in_use_if_it_has_what_is_needed(folder):
-    assert interpreter("lab", here=True, folder=folder) == Path(sys.executable)
-    assert not folder.exists()
-
-
-@pytest.mark.parametrize(("here", "is_clone"), [(True, True), (True, False), (False, False)])
+@pytest.mark.parametrize(("here", "is_clone"), [(True, True), (False, False)])
 def test_here_and_a_wheel_name_what_is_absent_and_how_to_install_it(folder, monkeypatch, here, is_clone):
     monkeypatch.setattr(environment, "IS_CLONE", is_clone)
+    assert interpreter("torch", here, folder) == Path(sys.executable)
     monkeypatch.setitem(environment.NEEDED, "lab", ("torch", "no_such_package"))
     what = r'--editable "\.\[lab\]"' if is_clone else r'"where-did-the-memory-go\[lab\]"'
     command = rf"`{re.escape(sys.executable)} -m pip install {what}`"
@@ -260,34 +193,28 @@ def test_each_extra_contains_the_one_before_it_and_the_package_alone_needs_nothi
     assert set(PROJECT["optional-dependencies"]) == set(environment.NEEDED)
 
 
-def test_lock_pins_every_direct_requirement_at_a_version_that_it_allows_and_holds_no_addresses():
+def locked() -> dict[str, str]:
+    """Each package that constraints.txt pins, and its version."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = [line for line in lines if not line.startswith("#")]
-    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[0-9A-Za-z.]+", line) for line in pins)
-    locked = dict(line.lower().replace("_", "-").split("==") for line in pins)
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[0-9A-Za-z.]+", line) for line in pins), "pins alone"
+    return dict(line.lower().replace("_", "-").split("==") for line in pins)
+
+
+def test_lock_pins_every_direct_requirement_at_a_version_that_it_allows():
     for name, least in requirements("author").items():
-        assert numbers(locked[name.lower().replace("_", "-")]) >= numbers(least), name
+        assert numbers(locked()[name.lower().replace("_", "-")]) >= numbers(least), name
+    binder = (ROOT / ".binder" / "requirements.txt").read_text(encoding="utf-8")
+    assert f"torch=={locked()['torch']}+cpu\n" in binder, "outputs were made with it"
 
 
-def test_conda_environment_has_the_packages_of_lab_and_test_and_a_python_that_the_package_allows():
-    need("rattler", "yaml")
-    rattler = import_module("rattler")
-    yaml = import_module("yaml")
-    conda = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
-    assert conda["channels"] == ["conda-forge", "nodefaults"]
-    assert {"pip": ["--editable ."]} in conda["dependencies"]
-    listed = [rattler.MatchSpec(item, strict=True) for item in conda["dependencies"] if isinstance(item, str)]
-    specs = {spec.name.normalized: spec for spec in listed if spec.name}
+def test_conda_environment_has_the_packages_of_lab_and_test_and_the_locked_torch():
+    need("yaml")
+    conda = import_module("yaml").safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
+    python, *others = conda["dependencies"]
     needed = requirements("test")
-    torch = needed.pop("torch")
-    assert set(specs) == {*needed, "pytorch", "python", "pip"}
-    assert {name: str(specs[name].version) for name in needed} == {
-        name: f">={least}" for name, least in needed.items()
-    }
-    pinned = re.search(r"^torch==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-    assert pinned and rattler.VersionSpec(str(specs["pytorch"].version)).matches(rattler.Version(pinned[1]))
-    assert rattler.VersionSpec(f">={torch}").matches(rattler.Version(pinned[1]))
-    python = rattler.VersionSpec(str(specs["python"].version))
-    versions = [rattler.Version(f"3.{minor}") for minor in range(10, 15)]
-    [one] = [version for version in versions if python.matches(version)]
-    assert rattler.VersionSpec(PROJECT["requires-python"]).matches(one)
+    del needed["torch"]
+    packages = [f"{name}>={least}" for name, least in needed.items()]
+    expected = [f"pytorch={locked()['torch']}", *packages, "pip", {"pip": ["--editable ."]}]
+    assert sorted(map(str, others)) == sorted(map(str, expected))
+    assert numbers(python) >= numbers(PROJECT["requires-python"])

@@ -24,6 +24,14 @@ TEST_OPTIONS = (
 )  # fmt: skip
 
 WORKFLOWS = (".github/workflows/tests.yml", ".github/workflows/site.yml")
+FORMS = tuple(f".github/ISSUE_TEMPLATE/{name}.yml" for name in ("recording", "stuck", "wrong"))
+SCHEMAS = {
+    "github-workflows": WORKFLOWS,
+    "github-issue-forms": FORMS,
+    "github-issue-config": (".github/ISSUE_TEMPLATE/config.yml",),
+    "citation-file-format": ("CITATION.cff",),
+}
+"""Files that others read, by the schema of check-jsonschema that each has to follow."""
 
 
 def test_options(parser: ArgumentParser) -> None:
@@ -83,14 +91,17 @@ def lint(_: Namespace) -> int:
 def checks(python: Path) -> list[tuple[str, list[str]]]:
     """The checks of `lint`: a name and a command line each."""
     run = [str(python), "-m"]
-    workflows = ["check_jsonschema", "-q", "--builtin-schema=vendor.github-workflows", *WORKFLOWS]
+    schemas = [
+        (schema, [*run, "check_jsonschema", "-q", f"--builtin-schema=vendor.{schema}", *files])
+        for schema, files in SCHEMAS.items()
+    ]
     return [
         ("ruff check", [*run, "ruff", "check", "--quiet", "."]),
         ("ruff format", [*run, "ruff", "format", "--check", "--quiet", "."]),
         ("pyrefly", [*run, "pyrefly", "check", "--python-interpreter-path", str(python)]),
         ("codespell", [*run, "codespell_lib"]),
         ("plain English", [str(python), "tests/prose.py"]),
-        ("workflows", [*run, *workflows]),
+        *schemas,
     ]
 
 
