@@ -1,6 +1,6 @@
 """What a GPU counted, as tables: python tests/gpu/tables.py --write puts them into docs/evidence.md.
 
-They stand there between `<!-- gpu:NAME -->` and `<!-- /gpu:NAME -->`; tests/test_gpu_steps.py compares them.
+They stand there between `<!-- gpu:NAME -->` and `<!-- /gpu:NAME -->`; tests/test_evidence.py compares them.
 """
 
 import argparse
