@@ -1,0 +1,323 @@
+"""Lesson 12: answers to its exercises, traces and the reasons for each event, the picture, and the player."""
+
+import xml.etree.ElementTree as ElementTree
+from typing import Any
+
+import pytest
+import torch
+from checking import Answers, JudgedAnswers
+from edits import edited
+from engine import GPT, shallow, simulate
+
+from course_utils import TrainingRun
+from course_utils.allocator.replay import can_be_replayed, replay
+from course_utils.lessons.allocator.figures import segments_figure
+from course_utils.lessons.allocator.traces import RULES, curves, in_one_process, reasons, spelled, trace_of
+from course_utils.lessons.allocator.widget import allocator_player
+from course_utils.measuring.recorded import from_json, to_json
+from course_utils.units import MiB
+
+
+# --------------------------------------------------------------------------------------------------
+# 12.1: peaks
+def peaks(make: Any, draw: Any, batches: list[int]) -> dict[int, Any]:
+    """The most ordinary loop: output and loss have names, and live through backward."""
+    found = {}
+    for batch in batches:
+        model = make()
+        optimizer = torch.optim.AdamW(model.parameters())
+        torch.cuda.reset_peak_memory_stats()
+        for _ in range(2):
+            output = model(draw(batch))
+            loss = output.square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found[batch] = torch.cuda.max_memory_allocated()
+    return found
+
+
+PEAKS = Answers(
+    right=peaks,
+    wrong=[
+        (
+            edited(peaks, "torch.cuda.reset_peak_memory_stats()", "pass"),
+            "one maximum since the process began",
+        ),
+        (edited(peaks, "max_memory_allocated", "memory_allocated"), "weights and states"),
+        (edited(peaks, "max_memory_allocated", "max_memory_reserved"), "keeps what earlier trainings took"),
+        (edited(peaks, "range(2)", "range(1)"), "the first step's peak"),
+        (edited(peaks, "make()", "model if found else make()"), "You train one model for all batch sizes"),
+    ],
+)
+
+
+# --------------------------------------------------------------------------------------------------
+# 12.2: fragmented
+def fragmented(capacity: int) -> list[tuple[int, str]]:
+    """Tensors of 2 MiB fill the GPU, one of each segment's ten stays."""
+    events = [(2 * MiB, f"t{index}") for index in range(capacity // (2 * MiB))]
+    events += [(-2 * MiB, name) for index, (_, name) in enumerate(events) if index % 10]
+    return [*events, (20 * MiB, "late")]
+
+
+FRAGMENTED = Answers(
+    right=fragmented,
+    wrong=[
+        (edited(fragmented, "(20 * MiB,", "(18 * MiB,"), "everything fits"),
+        (edited(fragmented, "if index % 10]", "if index % 2]"), "not more than half"),
+        (edited(fragmented, "(20 * MiB,", "(capacity,"), "for more than all that is free"),
+        (edited(fragmented, "range(capacity", "range(2 * capacity"), "before the last request"),
+    ],
+)
+
+
+# --------------------------------------------------------------------------------------------------
+# 12.3: embed
+@torch.no_grad()
+def embed(model: Any, documents: list[Any]) -> list[Any]:
+    """Room for all features first."""
+    sizes = [len(tokens) for tokens in documents]
+    features = torch.empty(sum(sizes), model[-1].out_features, device=documents[0].device).split(sizes)
+    for room, tokens in zip(features, documents, strict=True):
+        room.copy_(model(tokens))
+    return list(features)
+
+
+def with_graphs(model: Any, documents: list[Any]) -> list[Any]:
+    return [model(tokens) for tokens in documents]
+
+
+@torch.no_grad()
+def from_behind(model: Any, documents: list[Any]) -> list[Any]:
+    return [model(tokens) for tokens in documents[::-1]][::-1]
+
+
+@torch.no_grad()
+def unsorted_again(model: Any, documents: list[Any]) -> list[Any]:
+    return [model(tokens) for tokens in sorted(documents, key=len, reverse=True)]
+
+
+@torch.no_grad()
+def at_once(model: Any, documents: list[Any]) -> list[Any]:
+    return list(model(torch.cat(documents)).split([len(tokens) for tokens in documents]))
+
+
+EMBED = Answers(
+    right=embed,
+    wrong=[
+        (torch.no_grad()(with_graphs), "too small for the next document"),
+        (with_graphs, "carry a graph"),
+        (from_behind, "you rely on their order"),
+        (unsorted_again, "in the order that you made them"),
+        (at_once, "the whole document and no other"),
+    ],
+)
+
+
+# --------------------------------------------------------------------------------------------------
+# 12.4: leak
+def living(content: Any) -> list[tuple[str, str, int]]:
+    """Module, moment and bytes of each living block."""
+    blocks = [block for segment in content["segments"] for block in segment["blocks"]]
+    alive = [block for block in blocks if block["state"] == "active_allocated"]
+    return [(*(frame["filename"] for frame in block["frames"][:2]), block["size"]) for block in alive]
+
+
+def leak(snapshot: Any) -> str | None:
+    """What forwards made, in more than one step."""
+    found: dict[str, set[str]] = {}
+    for made_by, when, _ in living(snapshot):
+        if "forward" in when:
+            found.setdefault(made_by, set()).add(when)
+    return next((made_by for made_by, moments in found.items() if len(moments) > 1), None)
+
+
+def largest(snapshot: Any) -> str:
+    return max(living(snapshot), key=lambda block: block[2])[0]
+
+
+def in_every_step(snapshot: Any) -> str | None:
+    of_steps = [
+        {made_by for made_by, when, _ in living(snapshot) if f"step {n}" in when} for n in range(1, 6)
+    ]
+    return next(iter(set.intersection(*of_steps)), None)
+
+
+LEAK = Answers(
+    right=leak,
+    wrong=[
+        (largest, "You find a leak where there is none"),
+        (in_every_step, "You find nothing"),
+        (edited(leak, 'if "forward" in when', "if True"), "Which steps count?"),
+        (lambda snapshot: "last", "whatever the snapshot says"),
+    ],
+)
+
+
+# --------------------------------------------------------------------------------------------------
+# 12.5: allocator
+class Plain:
+    """Blocks as lists of [size, name], in segments of both pools; each class below has one mistake."""
+
+    def __init__(self) -> None:
+        self.segments: list[list[list[Any]]] = []
+        self.pools: list[bool] = []
+
+    reserved = property(lambda self: sum(size for blocks in self.segments for size, _ in blocks))
+    allocated = property(lambda self: sum(size for blocks in self.segments for size, name in blocks if name))
+
+    def segment(self, size: int) -> int:
+        if size <= MiB:
+            return 2 * MiB
+        return 20 * MiB if size < 10 * MiB else -(-size // (2 * MiB)) * 2 * MiB
+
+    def choose(self, free: list[list[Any]]) -> list[Any]:
+        return min(free, key=lambda one: one[0])
+
+    def allocate(self, name: Any, size: int) -> None:
+        size = -(-size // 512) * 512
+        small = size <= MiB
+        pool = [blocks for blocks, kind in zip(self.segments, self.pools, strict=True) if kind == small]
+        free = [one for blocks in pool for one in blocks if one[1] is None and one[0] >= size]
+        if not free:
+            self.segments.append([[self.segment(size), None]])
+            self.pools.append(small)
+            free = self.segments[-1]
+        chosen = self.choose(free)
+        chosen[1] = name
+        if chosen[0] - size >= (512 if small else MiB + 512):
+            blocks = next(blocks for blocks in self.segments if any(one is chosen for one in blocks))
+            at = next(at for at, one in enumerate(blocks) if one is chosen)
+            blocks.insert(at + 1, [chosen[0] - size, None])
+            chosen[0] = size
+
+    def free(self, name: Any) -> None:
+        for blocks in self.segments:
+            for at, one in enumerate(blocks):
+                if one[1] == name:
+                    one[1] = None
+                    self.join(blocks, at)
+                    self.join(blocks, at - 1)
+                    return
+
+    def join(self, blocks: list[list[Any]], at: int) -> None:
+        """Join a free block with a free one behind it."""
+        if 0 <= at < len(blocks) - 1 and blocks[at][1] is blocks[at + 1][1] is None:
+            blocks[at][0] += blocks.pop(at + 1)[0]
+
+
+ALLOCATOR = Answers(
+    right=Plain,
+    wrong=[
+        (edited(Plain, "min(free, key=lambda one: one[0])", "free[0]"), "Best fit, not first fit"),
+        (edited(Plain, "self.join(blocks, at - 1)", "pass"), "the free neighbor before"),
+        (edited(Plain, "if kind == small", ""), "takes no block of the large pool"),
+        (edited(Plain, "MiB + 512)", "512)"), "You always split"),
+        (edited(Plain, "size < 10 * MiB", "size <= 10 * MiB"), "exactly 10 MiB gets"),
+    ],
+)
+
+
+ANSWERS = {"12.1": PEAKS, "12.2": FRAGMENTED, "12.3": EMBED, "12.4": LEAK, "12.5": ALLOCATOR}
+
+
+class TestAnswers(JudgedAnswers):
+    answers = ANSWERS
+
+
+# --------------------------------------------------------------------------------------------------
+# The lesson's own code
+RUN = TrainingRun(shallow(GPT, 2), micro_batch=4, seq_len=256, precision="amp-bf16", attention="flash")
+
+
+def test_a_trace_is_spelled_in_mebibytes_and_freed_with_its_size() -> None:
+    assert trace_of("a=4 b=0.5K -a") == [(4 * MiB, "a"), (512, "b"), (-4 * MiB, "a")]
+    assert [spelled(size) for size in (512, 1536, 4 * MiB, 3 * 2**29)] == [
+        "512 B",
+        "1.5 KiB",
+        "4 MiB",
+        "1.5 GiB",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("a", "'a' is not an event"), ("-a", "'a' is not allocated"), ("a=1 a=2", "'a' is allocated already")],
+)
+def test_what_is_no_trace_is_refused_in_words(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        trace_of(text)
+
+
+def test_the_rules_show_each_rule_and_every_event_has_its_reason() -> None:
+    told = reasons(replay(trace_of(RULES)))
+    assert len(told) == len(RULES.split())
+    for words in (
+        "the driver gives 20 MiB",
+        "the driver gives 2 MiB",
+        "which it fills",
+        "too small for a block",
+        "whole segment is empty",
+    ):
+        assert any(words in line for line in told), words
+    assert "best fit: a free block of 16 MiB is there, and 12 MiB stay free" in told[1]
+    assert "joined" not in told[5] and "joined with free neighbors" in told[8]
+    told = reasons(replay(trace_of("a=20 -a b=30"), 40 * MiB))
+    assert "20 MiB of empty segments go back to the driver, then no free block holds it" in told[-1]
+
+
+def test_curves_keep_the_peaks() -> None:
+    replayed = replay(simulate(RUN))
+    drawn = curves(replayed, points=50)
+    assert max(drawn["allocated"][1]) == replayed.peak_allocated / 1e9
+    assert max(drawn["reserved"][1]) == replayed.peak_reserved / 1e9
+    assert len(drawn["reserved"][0]) <= 50 and drawn["reserved"][0][-1] == len(replayed)
+
+
+def test_runs_in_one_process_share_an_allocator_that_keeps_its_cache() -> None:
+    large, small = (simulate(RUN.replace(micro_batch=batch)) for batch in (4, 1))
+    process = in_one_process({"4": large, "1": small})
+    first, last = process.spans["1"]
+    allocated, reserved = process.replayed.allocated, process.replayed.reserved
+    assert allocated[first - 1] == 0  # the first run has ended
+    assert max(allocated[first:last]) < max(allocated[:first])
+    assert min(reserved[first:last]) == max(reserved[:first])
+    assert max(process.replayed.requested) == max(replay(large).requested)
+
+
+def test_a_run_that_is_recorded_whole_can_be_replayed() -> None:
+    measured = simulate(RUN)
+    again = from_json(to_json(measured, whole=True), "")
+    assert can_be_replayed(again) and not can_be_replayed(from_json(to_json(measured), ""))
+    assert list(replay(again).reserved) == list(replay(measured).reserved)
+    assert again.peak == measured.peak and again.largest(5) == measured.largest(5)
+
+
+def test_a_picture_has_every_block_and_says_so_in_words() -> None:
+    figure = segments_figure(replay(trace_of("a=4 b=18 -a")), 2)
+    blocks = [
+        one.attrib["data-block"]
+        for one in ElementTree.fromstring(figure.svg).iter()
+        if "data-block" in one.attrib
+    ]
+    assert blocks == ["a", "free", "b"]
+    assert "Segment 1, 20 MiB: a 4 MiB, free 16 MiB. Segment 2, 18 MiB: b 18 MiB." in figure.alt
+
+
+def test_the_player_plays_what_is_typed() -> None:
+    player = allocator_player(event=1)
+    assert "Event 1 of 13: a asks for 4 MiB" in player.message
+    player.controls["trace"].value = "a=30 b=12"
+    assert player.controls["event"].max == 2 and len(player.replayed) == 2
+    player.controls["gpu"].value = "40 MiB"
+    assert player.controls["event"].max == 1 and "The next event fails:" in player.message
+    player.controls["segments"].value = "expandable segments"
+    assert player.replayed.choices == {"expandable_segments": True}
+    for trace, words in {
+        "a": "is not an event",
+        "": "no requests",
+        "a=100": "first request already fails",
+    }.items():
+        player.controls["trace"].value = trace
+        assert "Not possible" in player.message and words in player.message
