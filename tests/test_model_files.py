@@ -42,15 +42,11 @@ LLAMA = llama_like("llama", "llama3-8b")
 RELEASED = {
     "gpt2": GPT2 | {"activation_function": "gelu_new", "n_ctx": 1024, "n_inner": None, "attn_pdrop": 0.1},
     "llama3-8b": LLAMA | {"attention_bias": False, "mlp_bias": False, "rope_scaling": None},
-    "llama3.2-1b": llama_like(
-        "llama", "llama3.2-1b", tie_word_embeddings=True, head_dim=64, rope_scaling={"factor": 8}
-    ),
     "mistral-7b": llama_like("mistral", "mistral-7b", sliding_window=None),
     "mixtral-8x7b": llama_like(
         "mixtral", "mixtral-8x7b", num_local_experts=8, num_experts_per_tok=2, head_dim=None
     ),
     "qwen2.5-0.5b": llama_like("qwen2", "qwen2.5-0.5b", tie_word_embeddings=True, use_sliding_window=False),
-    "qwen2.5-7b": llama_like("qwen2", "qwen2.5-7b", tie_word_embeddings=False, attention_dropout=0.0),
 }
 
 
@@ -75,11 +71,10 @@ def test_a_released_config_is_the_preset_of_that_model(tmp_path, name):
     assert config_from_file(write(tmp_path / name, RELEASED[name])) == PRESETS[name]
 
 
-def test_a_file_is_named_by_its_folder_or_itself(tmp_path):
-    folder = tmp_path / "my-llama"
-    path = write(folder, LLAMA)
-    assert config_from_file(path).name == config_from_file(folder).name == "my-llama"
-    assert config_from_file(write(folder, LLAMA, "small.json")).name == "small"
+def test_a_file_gives_its_folders_or_its_own_name_to_the_model(tmp_path):
+    path = write(tmp_path / "my-llama", LLAMA)
+    assert config_from_file(path).name == config_from_file(path.parent).name == "my-llama"
+    assert config_from_file(write(tmp_path, LLAMA, "small.json")).name == "small"
 
 
 def test_a_path_is_a_model_wherever_a_model_is_asked_for(tmp_path, monkeypatch):
@@ -99,20 +94,13 @@ def test_a_path_is_a_model_wherever_a_model_is_asked_for(tmp_path, monkeypatch):
     ("settings", "expected"),
     [
         (without(GPT2, "n_positions") | {"n_ctx": 512}, {"max_positions": 512}),  # older files
-        ("\ufeff" + json.dumps(LLAMA), {"layers": 32}),  # a byte order mark
         (TRANSFORMERS_5, {"rope_theta": 100_000}),
-        (TRANSFORMERS_5 | {"rope_theta": None}, {"rope_theta": 100_000}),
-        (TRANSFORMERS_5 | {"rope_parameters": None}, {"rope_theta": 1_000_000.0}),
         (GPT2, {"tied": True, "dropout": 0.1, "ffn": 4 * 768, "bias": True}),
         (GPT2 | {"n_inner": 1000, "tie_word_embeddings": False}, {"tied": False, "ffn": 1000}),
-        (GPT2 | {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}, {"dropout": 0}),
         (LLAMA, {"tied": False, "dropout": 0.0, "bias": False, "qkv_bias": False, "rope_theta": 500_000.0}),
-        (LLAMA | {"num_key_value_heads": None}, {"kv_heads": 32}),
-        (without(LLAMA, "num_key_value_heads"), {"kv_heads": 32}),
         (without(LLAMA, "rope_theta"), {"rope_theta": 10_000.0}),
         (LLAMA | {"attention_bias": True, "mlp_bias": True}, {"bias": True, "qkv_bias": True}),
         (llama_like("qwen2", "qwen2.5-7b"), {"tied": False, "bias": False, "qkv_bias": True}),
-        (llama_like("mistral", "mistral-7b", tie_word_embeddings=True, sliding_window=None), {"tied": True}),
     ],
 )
 def test_what_a_file_leaves_out_is_as_in_transformers(tmp_path, settings, expected):
@@ -141,30 +129,20 @@ def test_a_sliding_window_is_said_to_be_left_aside(tmp_path):
         assert said[0].filename == __file__
 
 
-@pytest.mark.parametrize("command", [["estimate"], ["fit", "--gpu", "H100-80GB", "--global-batch", "1"]])
-def test_a_command_warns_without_a_line_of_code(tmp_path, command, capsys):
-    path = write(
-        tmp_path / "windowed", RELEASED["mistral-7b"] | {"sliding_window": 512, "num_hidden_layers": 1}
-    )
-    assert main([*command, str(path)]) == 0
-    said = capsys.readouterr().err
-    assert said.startswith("windowed: sliding_window is 512, ") and said.count("\n") == 1
-
-
 @pytest.mark.parametrize(
-    "more",
-    [
-        {"sliding_window": 32_768, "use_sliding_window": True},
-        {"sliding_window": 4096, "use_sliding_window": False},
-        {"sliding_window": 4096},
-        {},
-    ],
+    "more", [{"sliding_window": 4096}, {"sliding_window": 32_768, "use_sliding_window": True}]
 )
 def test_a_window_that_cuts_nothing_is_no_matter(tmp_path, more, recwarn):
-    config_from_file(
-        write(tmp_path, llama_like("qwen2", "qwen2.5-7b", max_position_embeddings=32_768) | more)
-    )
+    qwen = llama_like("qwen2", "qwen2.5-7b", max_position_embeddings=32_768)
+    config_from_file(write(tmp_path, qwen | more))
     assert not recwarn.list
+
+
+def test_a_command_warns_without_a_line_of_code(tmp_path, capsys):
+    settings = RELEASED["mistral-7b"] | {"sliding_window": 512, "num_hidden_layers": 1}
+    assert main(["estimate", str(write(tmp_path / "windowed", settings))]) == 0
+    said = capsys.readouterr().err
+    assert said.startswith("windowed: sliding_window is 512, ") and said.count("\n") == 1
 
 
 def refused(path: Any, *said: str) -> None:
@@ -177,45 +155,28 @@ def refused(path: Any, *said: str) -> None:
 
 def test_what_is_not_there_is_said(tmp_path):
     write(tmp_path / "llama", LLAMA)
-    refused(
-        tmp_path / "llama" / "settings.json",
-        "no such file or folder",
-        "there is config.json",
-        "Nothing is downloaded",
-    )
+    missing = tmp_path / "llama" / "settings.json"
+    refused(missing, "no such file or folder", "there is config.json", "Nothing is downloaded")
     refused(tmp_path / "elsewhere" / "config.json", "nor is there a folder")
-    refused(tmp_path, "the folder has no config.json")
     write(tmp_path, LLAMA, "other.json")
     refused(tmp_path, "the folder has no config.json; there is other.json")
     with pytest.raises(ValueError, match="no such file or folder"):
         TrainingRun("meta-llama/Llama-3.1-8B")
-    refused("~nobody-of-that-name/config.json", "Could not determine home directory")
 
 
 WHOLE = json.dumps(LLAMA | {"use_cache": True}, indent=2)
 
 
-@pytest.mark.parametrize("kept", [*range(1, len(WHOLE) - 1, 7), len(WHOLE) - 1])
-def test_wherever_a_file_ends_too_early_it_is_refused(tmp_path, kept):
-    refused(write(tmp_path, WHOLE[:kept]), "it ends in the middle, at line")
+def test_wherever_a_file_ends_too_early_it_is_refused(tmp_path):
+    for kept in (*range(1, len(WHOLE) - 1, 7), len(WHOLE) - 1):
+        refused(write(tmp_path, WHOLE[:kept]), "it ends in the middle, at line")
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", "it is empty"),
-        (" \n", "it is empty"),
-        ("{'model_type': 'gpt2'}", "it is not JSON: Expecting property name"),
-        ('{\n"model_type": "gpt2"\n"n_layer": 2}', "it is not JSON: Expecting ',' delimiter, at line 3"),
-        ("[1, 2]", "it holds a JSON list, not an object"),
-        ('"gpt2"', "it holds a JSON str"),
-        ("null", "it holds a JSON NoneType"),
-        ("[" * 100_000, "it is not JSON"),
-        ('{"n_layer": ' + "9" * 5000 + "}", "it is not JSON"),
-    ],
-)
-def test_what_is_no_json_object_is_refused(tmp_path, text, said):
-    refused(write(tmp_path, text), said)
+def test_what_is_no_json_object_is_refused(tmp_path):
+    refused(write(tmp_path, " \n"), "it is empty")
+    refused(write(tmp_path, '{\n"a": 1\n"b": 2}'), "it is not JSON: Expecting ',' delimiter, at line 3")
+    refused(write(tmp_path, "[1, 2]"), "it holds a JSON list, not an object")
+    refused(write(tmp_path, "[" * 100_000), "it is not JSON")
 
 
 def test_weights_are_not_taken_for_a_config(tmp_path):
@@ -229,37 +190,16 @@ def test_weights_are_not_taken_for_a_config(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({}, "unknown model_type None"),
-        (
-            LLAMA | {"model_type": "llama2"},
-            "unknown model_type 'llama2': did you mean 'llama'? Known: gpt2, llama,",
-        ),
-        (LLAMA | {"model_type": ["llama"]}, "unknown model_type ['llama']"),
+        (LLAMA | {"model_type": "llama2"}, "unknown model_type 'llama2': did you mean 'llama'? Known: gpt2,"),
         (LLAMA | {"num_hidden_layers": 0}, "num_hidden_layers is 0: it must be a whole number of at least 1"),
-        (LLAMA | {"hidden_size": 4096.0}, "hidden_size is 4096.0"),
-        (LLAMA | {"vocab_size": "128256"}, "vocab_size is '128256'"),
-        (LLAMA | {"intermediate_size": None}, "intermediate_size is None"),
-        (LLAMA | {"num_attention_heads": True}, "num_attention_heads is True"),
-        (LLAMA | {"num_attention_heads": 33}, "33 heads do not divide a hidden size of 4096"),
-        (LLAMA | {"num_key_value_heads": 5}, "5 key and value heads do not divide 32 query heads"),
-        (LLAMA | {"num_hidden_layers": 10**9}, "layers is 1,000,000,000: more than 10,000 cannot be meant"),
         (LLAMA | {"head_dim": 96}, "head_dim is 96, but hidden_size / num_attention_heads is 4096/32 = 128"),
-        (LLAMA | {"head_dim": "128"}, "head_dim is '128'"),
-        (LLAMA | {"hidden_size": 10**400}, "more than 1,000,000,000 cannot be meant"),
         (LLAMA | {"hidden_act": "relu"}, "hidden_act is 'relu'"),
         (LLAMA | {"attention_bias": True}, "attention_bias is True and mlp_bias is False"),
-        (LLAMA | {"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no'"),
-        (LLAMA | {"rope_theta": float("nan")}, "rope_theta is nan"),
-        (GPT2 | {"activation_function": "relu"}, "activation_function is 'relu'"),
         (GPT2 | {"add_cross_attention": True}, "add_cross_attention is true"),
-        (GPT2 | {"resid_pdrop": 2, "embd_pdrop": 2, "attn_pdrop": 2}, "resid_pdrop is 2"),
         ({"model_type": "gpt2"}, "n_layer, n_embd, n_head, vocab_size are missing"),
-        (without(GPT2, "n_positions"), "n_positions is missing"),
-        ({"model_type": "llama"}, "num_hidden_layers, hidden_size, num_attention_heads are missing"),
-        (llama_like("mixtral", "mixtral-8x7b"), "num_local_experts, num_experts_per_tok are missing"),
         (without(RELEASED["mistral-7b"], "num_key_value_heads"), "num_key_value_heads is missing"),
         (RELEASED["mixtral-8x7b"] | {"num_experts_per_tok": 9}, "experts_per_token=9"),
     ],
 )
-def test_what_describes_no_model_is_refused_in_words(tmp_path, settings, said):
+def test_what_describes_no_model_is_refused_by_its_key(tmp_path, settings, said):
     refused(write(tmp_path, settings), said)
