@@ -1,0 +1,335 @@
+"""Lesson 02: answers to its exercises; the valley and its walks, the lesson's AdamW, figures, the walker."""
+
+import functools
+import math
+import re
+from typing import Any
+
+import pytest
+import torch
+from checking import Answers, JudgedAnswers
+from lesson_source import names_from_cells
+
+from course_utils.lessons.adam import checks as lesson_02
+from course_utils.lessons.adam.by_hand import RULES, Valley, kept_bytes, steps_needed, trajectory
+from course_utils.lessons.adam.figures import outcome, walks
+from course_utils.lessons.adam.widget import walker
+
+# --------------------------------------------------------------------------------------------------
+# 02.1: adam_in_pieces
+
+
+def by_index(weight: Any, gradient: Any, m: Any, v: Any, step: int, rate: float, size: int) -> None:
+    """With slices, and one buffer for all pieces."""
+    buffer = torch.empty(size)
+    flat = [tensor.view(-1) for tensor in (weight, gradient, m, v)]
+    for first in range(0, weight.numel(), size):
+        w, g, mean, square = (tensor[first : first + size] for tensor in flat)
+        mean.lerp_(g, 0.1)
+        root = torch.mul(g, g, out=buffer[: len(g)])
+        square.lerp_(root, 0.001)
+        torch.sqrt(square, out=root).div_((1 - 0.999**step) ** 0.5).add_(1e-8)
+        w.addcdiv_(mean, root, value=-rate / (1 - 0.9**step))
+
+
+def at_once(weight: Any, gradient: Any, m: Any, v: Any, step: int, rate: float, size: int = 0) -> None:
+    m.mul_(0.9).add_(gradient, alpha=0.1)
+    v.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
+    weight.sub_(rate * m / (1 - 0.9**step) / ((v / (1 - 0.999**step)).sqrt() + 1e-8))
+
+
+def without_del(weight: Any, gradient: Any, m: Any, v: Any, step: int, rate: float, size: int) -> None:
+    pieces = (tensor.view(-1).split(size) for tensor in (weight, gradient, m, v))
+    for w, g, mean, square in zip(*pieces, strict=True):
+        mean.lerp_(g, 0.1)
+        square.mul_(0.999).addcmul_(g, g, value=0.001)
+        root = (square / (1 - 0.999**step)).sqrt_().add_(1e-8)
+        w.addcdiv_(mean, root, value=-rate / (1 - 0.9**step))
+
+
+def with_new_means(weight: Any, gradient: Any, m: Any, v: Any, step: int, rate: float, size: int) -> None:
+    m = 0.9 * m + 0.1 * gradient
+    v = 0.999 * v + 0.001 * gradient**2
+    weight.sub_(rate * m / (1 - 0.9**step) / ((v / (1 - 0.999**step)).sqrt() + 1e-8))
+
+
+def correcting_m(weight: Any, gradient: Any, m: Any, v: Any, step: int, rate: float, size: int) -> None:
+    m.mul_(0.9).add_(gradient, alpha=0.1)
+    v.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
+    weight.sub_(rate * m / (1 - 0.9**step) / (v.sqrt() + 1e-8))
+
+
+ADAM_IN_PIECES = Answers(
+    right=by_index,
+    wrong=[
+        (at_once, "as many new numbers as the weight has"),
+        (without_del, "still hold the last one"),
+        (with_new_means, "`m = …` makes a new tensor"),
+        (correcting_m, "You correct m but not v"),
+    ],
+)
+
+# --------------------------------------------------------------------------------------------------
+# 02.2: lean_adam
+
+
+class Adam:
+    """An Adam that keeps all its states in `state`, right as it is."""
+
+    def __init__(self, parameters: Any, rate: float = 3e-3) -> None:
+        self.parameters = list(parameters)
+        self.rate = rate
+        self.steps = 0
+        self.state = [{"m": torch.zeros_like(p), "v": torch.zeros_like(p)} for p in self.parameters]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        self.steps += 1
+        for weight, state in zip(self.parameters, self.state, strict=True):
+            self.one(weight, state)
+
+    def one(self, weight: torch.Tensor, state: Any) -> None:
+        at_once(weight, weight.grad, state["m"], state["v"], self.steps, self.rate)
+
+
+class KeepsCorrected(Adam):
+    def one(self, weight: torch.Tensor, state: Any) -> None:
+        super().one(weight, state)
+        state["m_hat"] = state["m"] / (1 - 0.9**self.steps)
+        state["v_hat"] = state["v"] / (1 - 0.999**self.steps)
+
+
+class CountsEach(Adam):
+    """As the colleague's, whose counter goes up with every weight."""
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for weight, state in zip(self.parameters, self.state, strict=True):
+            self.steps += 1
+            self.one(weight, state)
+
+
+class KeepsGraphs(Adam):
+    def step(self) -> None:
+        super().step()
+        self.lengths = [weight.norm() for weight in self.parameters]
+
+
+LEAN_ADAM = Answers(
+    right=lambda parameters, rate: torch.optim.Adam(parameters, lr=rate, foreach=True),
+    wrong=[
+        (KeepsCorrected, "You still keep four numbers per parameter"),
+        (CountsEach, "But how often per step does your counter go up?"),
+        (lambda parameters, rate: torch.optim.AdamW(parameters, lr=rate), "that is AdamW"),
+        (KeepsGraphs, "A state still has its graph"),
+    ],
+)
+
+# --------------------------------------------------------------------------------------------------
+# 02.3: factored
+
+
+class Sums(torch.optim.Optimizer):
+    """As in the paper, with sums instead of means; subclasses have one mistake each."""
+
+    def __init__(self, parameters: Any, lr: float = 3e-3) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(self.direction(p, self.state[p]), alpha=group["lr"])
+
+    def direction(self, p: Any, state: Any) -> Any:
+        state.setdefault("t", torch.zeros(())).add_(1)
+        squares = p.grad.square() + 1e-30
+        axes = (1, 0) if p.ndim == 2 else ()
+        new = [squares.sum(axis, keepdim=True) for axis in axes] or [squares]
+        means = state.setdefault("means", [torch.zeros_like(one) for one in new])
+        for mean, one in zip(means, new, strict=True):
+            mean.lerp_(one, state["t"].item() ** -0.8)
+        return p.grad * (means[0] * (means[1] / means[1].sum()) if axes else means[0]).rsqrt()
+
+
+class WholeMean(Sums):
+    """RMSProp: a mean of squares for every number."""
+
+    def direction(self, p: Any, state: Any) -> Any:
+        state["t"] = state.get("t", 0) + 1
+        state.setdefault("v", torch.zeros_like(p)).lerp_(p.grad.square() + 1e-30, state["t"] ** -0.8)
+        return p.grad * state["v"].rsqrt()
+
+
+class AsksEveryGradient(Sums):
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(self.direction(p, self.state[p]), alpha=group["lr"])
+
+
+class OneRate(Sums):
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for p in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+            p.sub_(self.direction(p, self.state[p]), alpha=self.defaults["lr"])
+
+
+class StatesOutside(Sums):
+    def __init__(self, parameters: Any, lr: float = 3e-3) -> None:
+        super().__init__(parameters, lr)
+        self.own: dict[Any, Any] = {}
+
+    def direction(self, p: Any, state: Any) -> Any:
+        return super().direction(p, self.own.setdefault(p, {}))
+
+
+class RemembersUpdates(Sums):
+    def direction(self, p: Any, state: Any) -> Any:
+        p.update = super().direction(p, state)
+        return p.update
+
+
+FACTORED = Answers(
+    right=Sums,
+    wrong=[
+        (WholeMean, "the mean of squares of a whole matrix"),
+        (AsksEveryGradient, "has None in `.grad`"),
+        (OneRate, "a learning rate of its own"),
+        (StatesOutside, "what do you keep outside of `self.state`?"),
+        (RemembersUpdates, "more than a row and a column per matrix"),
+    ],
+)
+
+# --------------------------------------------------------------------------------------------------
+# 02.4: frugal
+
+
+class InBf16(Adam):
+    """Both moments in 16 bits, and v of the last twenty steps."""
+
+    def one(self, weight: Any, state: Any) -> None:
+        m = 0.9 * state["m"].float() + 0.1 * weight.grad
+        v = 0.95 * state["v"].float() + 0.05 * weight.grad**2
+        state.update(m=m.bfloat16(), v=v.bfloat16())
+        root = (v / (1 - 0.95**self.steps)).sqrt() + 1e-12
+        weight.sub_(self.rate * m / (1 - 0.9**self.steps) / root)
+
+
+class OnTheWeights(Adam):
+    """All states out of sight."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters)
+        for weight, state in zip(self.parameters, self.state, strict=True):
+            weight.m = state.pop("m")
+            weight.v = state.pop("v")
+
+    def one(self, weight: Any, state: Any) -> None:
+        at_once(weight.data, weight.grad, weight.m, weight.v, self.steps, self.rate)
+
+
+class UnderAutograd(InBf16):
+    def step(self) -> None:
+        for weight in self.parameters:
+            weight -= self.rate * weight.grad.sign()
+
+
+FRUGAL = Answers(
+    right=InBf16,
+    wrong=[
+        (UnderAutograd, "In training, your optimizer raised RuntimeError"),
+        (OnTheWeights, "but the limit is 4.5. 8.00 are on the weights, in a global or in a closure"),
+        (lambda parameters: torch.optim.SGD(parameters, lr=0.3), "Does your step grow with the gradient"),
+    ],
+)
+
+ANSWERS = {"02.1": ADAM_IN_PIECES, "02.2": LEAN_ADAM, "02.3": FACTORED, "02.4": FRUGAL}
+
+
+class TestAnswers(JudgedAnswers):
+    answers = ANSWERS
+
+    @pytest.fixture(autouse=True)
+    def few_steps(self, number: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Exercise 02.3 asks for the bytes after 60 steps, not for the loss: they are there after 4."""
+        if number == "02.3":
+            trial = lesson_02.trial
+            monkeypatch.setattr(
+                lesson_02, "trial", lambda make, steps, **how: trial(make, min(steps, 4), **how)
+            )
+
+
+# --------------------------------------------------------------------------------------------------
+# The lesson's own code
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_each_rule_of_the_lesson_walks_as_torchs_optimizer_does(rule: str) -> None:
+    cells = names_from_cells("02", "flat, steep =", "def walk(", "def adam(")
+    betas = {"momentum": {"beta1": 0.8}, "RMSProp": {"beta2": 0.95}, "Adam": {"beta1": 0.8, "beta2": 0.95}}
+    ours = functools.partial(cells[rule.lower().replace(" ", "_")], **betas.get(rule, {}))
+    path = cells["walk"](ours, 0.05, 30)
+    for one, other in zip(path, trajectory(rule, 0.05, 30, beta1=0.8, beta2=0.95), strict=True):
+        assert one == pytest.approx(other, rel=1e-6, abs=1e-9)
+
+
+def test_the_lessons_adamw_equals_torchs_in_double_and_makes_its_states_in_the_first_step() -> None:
+    made = names_from_cells("02", "def walk(", "def adam(", "class HandAdamW")["HandAdamW"]
+    dice = torch.Generator().manual_seed(0)
+    ours = torch.nn.Parameter(torch.randn(4, 3, generator=dice, dtype=torch.float64))
+    theirs = torch.nn.Parameter(ours.detach().clone())
+    mine = made([ours], 0.01)
+    official = torch.optim.AdamW([theirs], lr=0.01)
+    assert kept_bytes(mine) == kept_bytes(official) == 0
+    for _ in range(50):
+        ours.grad = torch.randn(4, 3, generator=dice, dtype=torch.float64)
+        theirs.grad = ours.grad.clone()
+        mine.step()
+        official.step()
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-14)
+    assert kept_bytes(mine) == 2 * 8 * 12 == kept_bytes(official) - 4  # which has a counter, too
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_turning_the_valley_changes_the_walk_of_those_with_v_alone(rule: str) -> None:
+    turned = Valley(25, 40)
+    straight, other = (trajectory(rule, 0.03, 50, valley=valley) for valley in (Valley(), turned))
+    apart = math.dist(other[-1], turned.turned(straight[-1]))
+    assert apart > 0.5 if rule in ("RMSProp", "Adam") else apart < 1e-9
+
+
+def test_descent_needs_the_steps_that_the_closed_form_says() -> None:
+    path = trajectory("gradient descent", 2 / 26, 200)
+    assert steps_needed(path) == math.ceil(math.log(0.01) / math.log(24 / 26)) == 58
+    assert steps_needed(path[:40]) is None
+    assert outcome(path[:40]) == "not there after 39 steps"
+    assert outcome(trajectory("gradient descent", 0.082, 500)) == "leaves the valley"
+    assert len(trajectory("gradient descent", 1.0, 500)) < 20
+
+
+def test_a_walk_without_a_length_is_refused() -> None:
+    with pytest.raises(ValueError, match="η must be above 0"):
+        trajectory("Adam", math.nan)
+
+
+def test_walks_draw_every_step_and_say_how_each_ended() -> None:
+    paths = {f"η = {rate}": trajectory("gradient descent", rate, 100) for rate in (0.01, 0.07, 0.09)}
+    figure = walks(paths, "One step size for two directions")
+    assert "η = 0.09: leaves the valley" in figure.alt and "in 64 steps" in figure.alt
+    assert re.findall(r'data-steps="(\d+)"', figure.svg) == [str(len(path) - 1) for path in paths.values()]
+
+
+def test_the_walker_shows_what_its_controls_say() -> None:
+    shown = walker("Adam", 0.5)
+    assert shown.path == trajectory("Adam", 0.5, 200)
+    for name, value in {"rate": 0.1, "beta1": 0.0, "beta2": 0.9, "steepness": 100.0, "angle": 45.0}.items():
+        before = shown.picture.value
+        shown.controls[name].value = value
+        assert shown.picture.value != before
+    assert shown.path == trajectory("Adam", 0.1, 200, beta1=0.0, beta2=0.9, valley=Valley(100, 45))
+    assert "8 bytes in fp32" in shown.message
+    shown.controls["optimizer"].value = "gradient descent"
+    assert "leaves the valley" in shown.picture.value and "no state" in shown.message

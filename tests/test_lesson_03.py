@@ -1,0 +1,306 @@
+"""Lesson 03: answers to its exercises; number formats and the bit-flipper, and torch's arithmetic."""
+
+import math
+import re
+from itertools import pairwise
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from checking import Answers, JudgedAnswers
+from engine import simulate
+from torch.nn.utils import clip_grad_norm_
+
+from course_utils import TrainingRun
+from course_utils.lessons.precision import formats_in_a_step
+from course_utils.lessons.precision.figures import histogram_figure
+from course_utils.lessons.precision.number_formats import FORMATS, bits_figure, decode, encode, rounded
+from course_utils.lessons.precision.widget import bit_flipper
+
+# --------------------------------------------------------------------------------------------------
+# 03.1: limits
+
+
+def limits(e: int, m: int) -> list[float]:
+    top = 2 ** (e - 1) - 1
+    return [math.ldexp(1, -m), math.ldexp(2 ** (m + 1) - 1, top - m), math.ldexp(1, 1 - top)]
+
+
+LIMITS = Answers(
+    right=limits,
+    wrong=[
+        (lambda e, m: (2.0**-10, 65504.0, 2.0**-14), "Your epsilon is off for e = 8, m = 7"),
+        (lambda e, m: (2.0**-m, (2 - 2.0**-m) * 2.0**127, 2.0**-126), "Your bias is 127"),
+        (lambda e, m: [*limits(e, m)[:2], limits(e, m)[2] / 2], "E = 0, which is for subnormal"),
+    ],
+)
+
+# --------------------------------------------------------------------------------------------------
+# 03.2: round_at_random
+
+
+def as_whole_steps(values: torch.Tensor, step: float, u: torch.Tensor) -> torch.Tensor:
+    return torch.floor(values / step + u)
+
+
+def truncated(values: torch.Tensor, step: float, u: torch.Tensor) -> torch.Tensor:
+    below = torch.trunc(values / step)
+    return step * (below + (u < values / step - below))
+
+
+def up_by_a_coin(values: torch.Tensor, step: float, u: torch.Tensor) -> torch.Tensor:
+    return step * (torch.floor(values / step) + (u < 0.5))
+
+
+ROUND_AT_RANDOM = Answers(
+    right=lambda values, step, u: torch.from_numpy(numpy.ceil(values.numpy() / step - u.numpy()) * step),
+    wrong=[
+        (lambda values, step, u: torch.round(values / step) * step, "All results above zero are the same"),
+        (as_whole_steps, "Your results count steps"),
+        (truncated, "Truncation goes up there"),
+        (up_by_a_coin, "like a fair coin"),
+        (lambda values, step, u: as_whole_steps(values, step, torch.rand_like(u)) * step, "all the random"),
+    ],
+)
+
+# --------------------------------------------------------------------------------------------------
+# 03.3: exact_step
+
+
+@torch.no_grad()
+def halves_of_bytes(weights: Any, rests: Any, update: Any) -> None:
+    """A master is two int16 next to each other, the lower one first."""
+    for weight, rest in zip(weights, rests, strict=True):
+        pairs = torch.stack([rest, weight.view(torch.int16)], dim=-1)
+        update(pairs.view(torch.float32).squeeze(-1), weight.grad)
+        rest.copy_(pairs[..., 0])
+        weight.copy_(pairs[..., 1].view(torch.bfloat16))
+
+
+def joined(weight: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
+    return weight.detach().float().view(torch.int32) + (rest.int() & 0xFFFF)
+
+
+def with_the_rests_sign(weights: Any, rests: Any, update: Any) -> None:
+    for weight, rest in zip(weights, rests, strict=True):
+        bits = weight.detach().float().view(torch.int32) | rest.int()
+        update(bits.view(torch.float32), weight.grad)
+        weight.detach().view(torch.int16).copy_(bits >> 16)
+        rest.copy_(bits)
+
+
+@torch.no_grad()
+def rounded_weights(weights: Any, rests: Any, update: Any) -> None:
+    for weight, rest in zip(weights, rests, strict=True):
+        bits = joined(weight, rest)
+        update(bits.view(torch.float32), weight.grad)
+        weight.copy_(bits.view(torch.float32))
+        rest.copy_(bits)
+
+
+@torch.no_grad()
+def without_rests(weights: Any, rests: Any, update: Any) -> None:
+    for weight in weights:
+        master = weight.float()
+        update(master, weight.grad)
+        weight.copy_(master)
+
+
+def all_together(weights: Any, rests: Any, update: Any) -> None:
+    masters = [joined(weight, rest) for weight, rest in zip(weights, rests, strict=True)]
+    for weight, rest, bits in zip(weights, rests, masters, strict=True):
+        update(bits.view(torch.float32), weight.grad)
+        weight.detach().view(torch.int16).copy_(bits >> 16)
+        rest.copy_(bits)
+
+
+EXACT_STEP = Answers(
+    right=halves_of_bytes,
+    wrong=[
+        (with_the_rests_sign, "Where a rest is negative, the upper half is wrong"),
+        (rounded_weights, "Some weights were rounded up, but not their rests"),
+        (without_rests, "All rests are still 0 after a step"),
+        (all_together, "Several masters exist at once"),
+    ],
+)
+
+# --------------------------------------------------------------------------------------------------
+# 03.4: good_step
+
+
+def clips_scaled(weights: Any, masters: Any, optimizer: Any, loss: Any, scale: float) -> bool:
+    """Clips scaled gradients at the scale, before it divides them."""
+    loss.mul(scale).backward()
+    for weight, master in zip(weights, masters, strict=True):
+        master.grad = weight.grad.to(torch.float32)
+        weight.grad = None
+    taken = torch.isfinite(clip_grad_norm_(masters, scale)).item()
+    for master in masters:
+        master.grad.mul_(1 / scale)
+    if taken:
+        optimizer.step()
+        for weight, master in zip(weights, masters, strict=True):
+            weight.data.copy_(master.data)
+    optimizer.zero_grad()
+    return bool(taken)
+
+
+def step_without(left_out: str) -> Any:
+    """A step that leaves one thing out."""
+
+    def answer(weights: Any, masters: Any, optimizer: Any, loss: Any, scale: float) -> bool:
+        (loss * scale).backward()
+        for weight, master in zip(weights, masters, strict=True):
+            gradient = weight.grad if left_out == "upcast" else weight.grad.float()
+            master.grad = (gradient / scale).float()
+            weight.grad = None
+        norm = clip_grad_norm_(masters, 1.0)
+        taken = left_out == "look" or bool(norm.isfinite())
+        if taken:
+            optimizer.step()
+        if taken and left_out != "copy":
+            for weight, master in zip(weights, masters, strict=True):
+                weight.data.copy_(master)
+        if left_out != "clear":
+            optimizer.zero_grad()
+        return taken
+
+    return answer
+
+
+GOOD_STEP = Answers(
+    right=clips_scaled,
+    wrong=[
+        (step_without("upcast"), "Tiny gradients get lost"),
+        (step_without("look"), "A step with infinite gradients changes the masters"),
+        (step_without("copy"), "the fp16 weights do not. The next forward"),
+        (step_without("clear"), "Gradients are left behind"),
+    ],
+)
+
+ANSWERS = {"03.1": LIMITS, "03.2": ROUND_AT_RANDOM, "03.3": EXACT_STEP, "03.4": GOOD_STEP}
+
+
+class TestAnswers(JudgedAnswers):
+    answers = ANSWERS
+
+
+# --------------------------------------------------------------------------------------------------
+# Number formats
+
+OURS = {
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "fp8-e4m3": torch.float8_e4m3fn,
+    "fp8-e5m2": torch.float8_e5m2,
+}
+
+
+def torchs_numbers(name: str) -> list[float]:
+    """Every number of a format, by pattern, as torch reads it."""
+    form = FORMATS[name]
+    patterns = torch.arange(2**form.bits, dtype=torch.int64)
+    stored = torch.uint8 if form.bytes == 1 else torch.int16
+    return patterns.to(stored).view(OURS[name]).double().tolist()
+
+
+def same(one: float, other: float) -> bool:
+    return repr(one) == repr(other) or (math.isnan(one) and math.isnan(other))
+
+
+@pytest.mark.parametrize("name", ["fp16", "fp8-e4m3", "fp8-e5m2"])
+def test_every_pattern_is_the_number_that_torch_reads(name: str) -> None:
+    for pattern, number in enumerate(torchs_numbers(name)):
+        assert same(decode(name, pattern), number)
+        assert encode(name, number) == pattern or not math.isfinite(number)
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp16", "fp8-e4m3"])
+def test_rounding_is_torchs(name: str) -> None:
+    """Random numbers of all magnitudes, and midpoints of neighbors, where rounding goes wrong."""
+    dice = torch.Generator().manual_seed(0)
+    highest = math.log2(FORMATS[name].largest) - 0.1
+    powers = torch.empty(2000, dtype=torch.float64).uniform_(-48, highest, generator=dice)
+    finite = sorted({number for number in torchs_numbers(name) if math.isfinite(number)})
+    middles = [(one + other) / 2 for one, other in pairwise(finite)][:: max(1, len(finite) // 20_000)]
+    values = torch.tensor([*torch.exp2(powers).tolist(), *middles], dtype=torch.float32)
+    wanted = values.to(OURS[name]).double().tolist()
+    for value, number in zip(values.tolist(), wanted, strict=True):  # torch rounds from fp32, so we do
+        assert same(rounded(name, value), number)
+
+
+def test_limits_are_torchs_and_fp32_agrees_bit_for_bit() -> None:
+    for name, dtype in {"fp32": torch.float32, **OURS}.items():
+        form = FORMATS[name]
+        known = torch.finfo(dtype)
+        assert (form.largest, form.epsilon) == (known.max, known.eps)
+        assert form.smallest_normal == known.smallest_normal == form.smallest / form.epsilon
+    values = torch.tensor([-0.0, 1.0, 0.1, -3.14159, 1e-42, 3.4e38, 2.0**-149])
+    patterns = values.view(torch.int32).long() & 0xFFFFFFFF
+    assert [encode("fp32", value) for value in values.tolist()] == patterns.tolist()
+
+
+def test_beyond_the_largest_is_infinity_or_nan() -> None:
+    assert rounded("fp16", 65_519.0) == 65_504 and rounded("fp16", 65_520.0) == math.inf
+    assert rounded("fp16", -1e9) == -math.inf == rounded("fp16", -math.inf)
+    assert rounded("fp8-e4m3", 460.0) == 448 and math.isnan(rounded("fp8-e4m3", 500.0))
+
+
+def test_bits_are_drawn_as_they_are_stored() -> None:
+    figure = bits_figure(0.1, "A tenth is in none of them.")
+    wanted = "".join(f"{encode(form, 0.1):0{form.bits}b}" for form in FORMATS.values())
+    for layout in (figure.svg, figure.narrow):
+        assert "".join(re.findall(r'data-bit="([01]?)"', layout)) == wanted
+    assert "fp32 holds 0.1000000015" in figure.alt  # not 0.1, which no row has
+
+
+def test_bits_pressed_numbers_typed_and_formats_chosen_change_one_another() -> None:
+    shown = bit_flipper("bf16", 1.0)
+    shown.bits[0].value = True
+    assert shown.value == -1 and shown.controls["number"].value == "-1.0"
+    shown.bits[15].value = True
+    assert shown.value == -1.0078125 and "−1.007812" in shown.picture.value
+    shown.controls["format"].value = "fp8-e4m3"
+    shown.controls["number"].value = "0.1"
+    pressed = "".join(str(int(bit.value)) for bit in shown.bits[:8])
+    assert int(pressed, 2) == encode("fp8-e4m3", 0.1) == shown.pattern and shown.value == 0.1015625
+    shown.controls["format"].value = "fp32"
+    assert shown.value == torch.tensor(0.1).item(), "the number asked for is rounded anew"
+    shown.controls["number"].value = "two"
+    assert "is not a number" in shown.message and shown.value == torch.tensor(0.1).item()
+    shown.controls["number"].value = "nan"
+    assert "largest finite number of fp32" in shown.message
+    with pytest.raises(ValueError, match=r"unknown number format 'fp12'.*fp16"):
+        bit_flipper("fp12")
+
+
+# --------------------------------------------------------------------------------------------------
+# What the lesson says of a step
+
+
+def test_the_histogram_counts_what_is_lost() -> None:
+    just_lost = 2.0**-25  # half of fp16's smallest number is rounded to even: to 0
+    gradients = torch.tensor([just_lost, just_lost * (1 + 2**-10), 2.0**-10, 1.0])
+    figure = histogram_figure(gradients, "A quarter is lost.")
+    assert "fp16 turns 25 % of the gradients into zero" in figure.alt
+    assert sum(int(count) for count in re.findall(r"<title>(\d+) of 2\^", figure.svg)) == 4
+    assert "0 % of the gradients times 4,096" in histogram_figure(gradients, "None is lost.", 2.0**12).alt
+
+
+@pytest.mark.parametrize("precision", ["amp-bf16", "bf16-master", "fp16-master"])
+def test_bytes_that_stay_are_those_of_the_closed_forms(precision: str) -> None:
+    run = TrainingRun("tiny-gpt", 2, 64, precision, attention="eager")
+    measured = formats_in_a_step.measured_states(simulate(run))
+    assert formats_in_a_step.estimated_states(run) == measured
+    assert formats_in_a_step.per_parameter({"a": 20, "b": 40, "c": 120}, 10) == "2 + 4 + 12 = 18"
+
+
+def test_products_of_a_layer_are_added_in_fp32_and_rounded_once() -> None:
+    dice = torch.Generator().manual_seed(0)
+    shapes = ((512, 8), (512, 6), (8, 6))
+    dy, x, W = (torch.randint(-16, 17, shape, generator=dice).bfloat16() for shape in shapes)
+    for one, other in ((x, W.T), (dy.T, x), (dy, W)):
+        exact = one.float() @ other.float()  # whole numbers: nothing of the sum is rounded
+        assert torch.equal(one @ other, exact.bfloat16())
+    assert not torch.equal((dy.T @ x).float(), dy.float().T @ x.float()), "dL/dW is rounded"

@@ -1,0 +1,325 @@
+"""Lesson 04: answers to its exercises; its modules and pictures have the models' parameters, all of them."""
+
+import re
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import pytest
+import torch
+from checking import Answers, JudgedAnswers
+from lesson_source import names_from_cells
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F
+
+from course_utils.lessons.parameters import checks as lesson_04
+from course_utils.lessons.parameters.counting import GPT2_PAPER, parts_of
+from course_utils.lessons.parameters.figures import percent, shares, spelled
+from course_utils.lessons.parameters.widget import model_builder
+from course_utils.models import PRESETS, TransformerConfig, parameter_shapes
+
+# --------------------------------------------------------------------------------------------------
+# 04.1: count
+
+
+def by_identity(build: Any) -> dict[str, int]:
+    """From module to module, on fake tensors, which allocate nothing, though their device is the CPU."""
+    with FakeTensorMode():
+        network = build()
+    parameters = {id(p): p for one in network.modules() for p in one._parameters.values() if p is not None}
+    buffers = {id(b): b for one in network.modules() for b in one._buffers.values()}
+    return {
+        "trained": sum(p.numel() for p in parameters.values() if p.requires_grad),
+        "frozen": sum(p.numel() for p in parameters.values() if not p.requires_grad),
+        "bytes": sum(one.untyped_storage().nbytes() for one in [*parameters.values(), *buffers.values()]),
+    }
+
+
+def in_memory(build: Any) -> dict[str, int]:
+    network = build()
+    return {"trained": sum(p.numel() for p in network.parameters()), "frozen": 0, "bytes": 0}
+
+
+def on_meta(build: Any) -> nn.Module:
+    with torch.device("meta"):
+        return build()
+
+
+def by_name(build: Any) -> dict[str, int]:
+    named = on_meta(build).named_parameters(remove_duplicate=False)
+    return by_identity(build) | {"trained": sum(p.numel() for _, p in named if p.requires_grad)}
+
+
+def as_if_trained(build: Any) -> dict[str, int]:
+    return by_identity(build) | {"trained": sum(p.numel() for p in on_meta(build).parameters())}
+
+
+def as_it_is_saved(build: Any) -> dict[str, int]:
+    return by_identity(build) | {"bytes": sum(one.nbytes for one in on_meta(build).state_dict().values())}
+
+
+COUNT = Answers(
+    right=by_identity,
+    wrong=[
+        (in_memory, "You let `build` allocate"),
+        (by_name, "with one gradient"),
+        (as_if_trained, "Frozen parameters get no gradient"),
+        (as_it_is_saved, "A state dict lists names"),
+    ],
+)
+
+# --------------------------------------------------------------------------------------------------
+# 04.2: block
+
+
+class Block(nn.Module):
+    """Attention written out, with keys repeated; subclasses have one mistake each."""
+
+    bias = False
+    causal = True
+    gate = staticmethod(F.silu)
+
+    def __init__(self, h: int, heads: int, kv_heads: int, f: int) -> None:
+        super().__init__()
+        self.width, self.group = h // heads, heads // kv_heads
+        self.sizes = [h, self.width * kv_heads, self.width * kv_heads]
+        self.norm1 = nn.RMSNorm(h)
+        self.norm2 = nn.RMSNorm(h)
+        self.qkv = nn.Linear(h, sum(self.sizes), bias=self.bias)
+        self.output = nn.Linear(h, h, bias=False)
+        self.gate_up = nn.Linear(h, 2 * f, bias=False)
+        self.down = nn.Linear(f, h, bias=False)
+
+    def repeated(self, one: torch.Tensor) -> torch.Tensor:
+        return one.repeat_interleave(self.group, dim=2)
+
+    def attended(self, x: torch.Tensor) -> torch.Tensor:
+        b, s, _ = x.shape
+        q, k, v = (part.view(b, s, -1, self.width) for part in self.qkv(x).split(self.sizes, dim=2))
+        q, k, v = (one.transpose(1, 2) for one in (q, self.repeated(k), self.repeated(v)))
+        scores = q @ k.mT / self.width**0.5
+        mask = torch.ones(s, s, dtype=torch.bool).triu(1) & self.causal
+        y = scores.masked_fill(mask, float("-inf")).softmax(-1) @ v
+        return self.output(y.permute(0, 2, 1, 3).flatten(2))
+
+    def mlp(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate_up(x).tensor_split(2, dim=-1)
+        return self.down(self.gate(gate) * up)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attended(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class InTurns(Block):
+    def repeated(self, one: torch.Tensor) -> torch.Tensor:
+        return one.repeat(1, 1, self.group, 1)
+
+
+class Hurried(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.attended(self.norm1(x)) + self.mlp(self.norm2(x))
+
+
+BLOCK = Answers(
+    right=Block,
+    wrong=[
+        (type("WithBias", (Block,), {"bias": True}), "a Llama has no biases"),
+        (type("Seeing", (Block,), {"causal": False}), "A token sees the tokens after it"),
+        (InTurns, "Yours take turns"),
+        (Hurried, "from before attention"),
+        (type("Bounded", (Block,), {"gate": torch.tanh}), "The half with the MLP is off"),
+    ],
+)
+
+# --------------------------------------------------------------------------------------------------
+# 04.3: experts
+
+
+class Expert(nn.Module):
+    def __init__(self, h: int, f: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(h, f, bias=False)
+        self.up = nn.Linear(h, f, bias=False)
+        self.down = nn.Linear(f, h, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class TokenByToken(nn.Module):
+    """Slow; subclasses have one mistake each."""
+
+    def __init__(self, h: int, f: int, E: int, chosen: int) -> None:
+        super().__init__()
+        self.router = nn.Linear(h, E, bias=False)
+        self.chosen = chosen
+        self.experts = nn.ModuleList(Expert(h, f) for _ in range(E))
+
+    def shares(self, scores: torch.Tensor, top: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+        return top.softmax(-1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = []
+        for token in x.flatten(0, -2):
+            scores = self.router(token)
+            top, where = scores.topk(self.chosen)
+            made = torch.stack([self.experts[n](token) for n in where.tolist()])
+            rows.append(self.shares(scores, top, where) @ made)
+        return torch.stack(rows).view(x.shape)
+
+
+class OfAll(TokenByToken):
+    def shares(self, scores: torch.Tensor, top: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+        return scores.softmax(-1)[where]
+
+
+class Wasteful(TokenByToken):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        top, where = self.router(x).topk(self.chosen)
+        every = torch.stack([expert(x) for expert in self.experts], -2)
+        shares = torch.zeros(every.shape[:-1]).scatter(-1, where, top.softmax(-1))
+        return (shares[..., None] * every).sum(-2)
+
+
+class Overwriting(TokenByToken):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = x.flatten(0, -2)
+        top, where = self.router(tokens).topk(self.chosen)
+        y = torch.zeros_like(tokens)
+        for n, expert in enumerate(self.experts):
+            rows, places = (where == n).nonzero(as_tuple=True)
+            y[rows] = top.softmax(-1)[rows, places, None] * expert(tokens[rows])
+        return y.view(x.shape)
+
+
+EXPERTS = Answers(
+    right=TokenByToken,
+    wrong=[
+        (OfAll, "do not add up to 1"),
+        (Wasteful, "experts compute tokens that are not theirs"),
+        (Overwriting, "Only one of a token's experts arrives"),
+    ],
+)
+
+# --------------------------------------------------------------------------------------------------
+# 04.4: read_shapes
+
+
+def read(shapes: Any) -> dict[str, Any]:
+    """From how often each shape occurs."""
+    often = {shape: shapes.count(shape) for shape in shapes}
+    (h,) = next(shape for shape in often if len(shape) == 1)
+    L = (often[(h,)] - 1) // 2
+    V = next(shape[0] for shape, times in often.items() if times < L and shape[1:] == (h,))
+    f = next(shape[1] for shape in often if len(shape) == 2 and shape[1] != h)
+    k = next((shape[0] for shape in often if shape[1:] == (h,) and shape[0] not in (h, f, V)), h)
+    return {"hidden": h, "layers": L, "vocab": V, "ffn": f, "kv": k, "tied": often[(V, h)] == 1}
+
+
+def counting_norms(shapes: Any) -> dict[str, Any]:
+    return read(shapes) | {"layers": sum(len(shape) == 1 for shape in shapes)}
+
+
+def four_times_as_wide(shapes: Any) -> dict[str, Any]:
+    return read(shapes) | {"ffn": 4 * read(shapes)["hidden"]}
+
+
+def always_narrower(shapes: Any) -> dict[str, Any]:
+    sizes = read(shapes)
+    known = (sizes["hidden"], sizes["vocab"], sizes["ffn"])
+    return sizes | {"kv": next(size for size, *_ in shapes if size not in known)}
+
+
+READ_SHAPES = Answers(
+    right=read,
+    wrong=[
+        (counting_norms, "You count the norms."),
+        (four_times_as_wide, "it follows from no other size"),
+        (always_narrower, "where keys are as wide as queries"),
+        (lambda shapes: read(shapes) | {"vocab": max(shapes)[0]}, "need not be the largest size"),
+    ],
+)
+
+
+def test_anonymous_shapes_are_those_of_the_real_model() -> None:
+    m = PRESETS["llama3.2-1b"]
+    shapes = lesson_04.anonymous_shapes(m.hidden, m.layers, m.vocab, m.kv, m.ffn, m.tied)
+    assert shapes == sorted(parameter_shapes(m).values())
+    assert sum(map(prod, shapes)) == m.parameters
+
+
+ANSWERS = {"04.1": COUNT, "04.2": BLOCK, "04.3": EXPERTS, "04.4": READ_SHAPES}
+
+
+class TestAnswers(JudgedAnswers):
+    answers = ANSWERS
+
+
+# --------------------------------------------------------------------------------------------------
+# The lesson's own counts and pictures
+
+ODD = replace(PRESETS["tiny-gpt"], name="odd", mlp="swiglu", qkv_bias=False, tied=False)
+
+
+@pytest.mark.parametrize("model", [PRESETS["gpt2"], PRESETS["mixtral-8x7b"], ODD], ids=str)
+def test_parts_add_up(model: TransformerConfig) -> None:
+    assert sum(parts_of(model).values()) == model.parameters
+    assert ("head" in parts_of(model)) != model.tied
+    assert parts_of(model)["norms"] % (2 * model.layers + 1) == 0
+
+
+@pytest.mark.parametrize("name", ["gpt2-xl", "llama3.2-1b", "llama3-8b", "qwen2.5-0.5b"])
+def test_the_lessons_modules_are_the_presets_to_the_unit(name: str) -> None:
+    model = PRESETS[name]
+    cells = names_from_cells("04", "class GPT", "class Llama")
+    with torch.device("meta"):
+        if model.family == "gpt2":
+            built = cells["GPT"](model.vocab, model.max_positions, model.hidden, model.layers, model.heads)
+        else:
+            sizes = (model.vocab, model.hidden, model.layers, model.kv, model.ffn)
+            built = cells["Llama"](*sizes, bool(model.qkv_bias))
+    counted = sum(parameter.numel() for parameter in built.parameters())
+    if model.family == "llama" and model.tied:  # the lesson's module has a head of its own
+        counted -= model.vocab * model.hidden
+    assert counted == model.parameters
+
+
+def test_the_paper_is_wrong_by_the_words_that_it_leaves_out() -> None:
+    for name, millions in GPT2_PAPER.items():
+        assert round((PRESETS[name].parameters - (50257 - 40478) * PRESETS[name].hidden) / 1e6) == millions
+
+
+def drawn_in(page: str) -> list[int]:
+    return [int(count) for count in re.findall(r'data-parameters="(\d+)"', page)]
+
+
+def test_shares_draw_every_part_and_say_it() -> None:
+    figure = shares({"one": parts_of("gpt2"), "two": parts_of("llama3-8b")}, "Words are a third of GPT-2")
+    assert drawn_in(figure.svg) == [*parts_of("gpt2").values(), *parts_of("llama3-8b").values()]
+    assert "embedding 31 %" in figure.alt and "8.03 B parameters" in figure.alt
+
+
+def test_counts_are_spelled_as_people_say_them() -> None:
+    counts = {7: "7", 1_234: "1.23 K", 124_439_808: "124 M", 999_700_000: "1.00 B", 46_702_792_704: "46.7 B"}
+    assert {count: spelled(count) for count in counts} == counts
+    assert [percent(part, 1000) for part in (314, 52, 9, 0)] == ["31 %", "5.2 %", "0.9 %", "0 %"]
+
+
+def test_the_builder_begins_with_a_preset_and_follows_its_controls_or_says_what_is_impossible() -> None:
+    shown = model_builder("qwen2.5-0.5b")
+    assert shown.model.parameters == PRESETS["qwen2.5-0.5b"].parameters
+    assert f"N = {shown.model.parameters:,}" in shown.message
+    shown = model_builder("llama3-8b")
+    moves = {"family": "gpt2", "layers": 4, "hidden": 2048, "vocab": 256, "tied": "tied", "ffn": "4"}
+    for name, value in (moves | {"group": 1, "experts": 8}).items():
+        before = shown.model, shown.picture.value
+        shown.controls[name].value = value
+        assert shown.model != before[0] and shown.picture.value != before[1], name
+    assert shown.figure is not None and sum(drawn_in(shown.figure.svg)) == shown.model.parameters
+    assert "; a token uses" in shown.message
+    shown.controls["heads"].value = 28
+    assert "do not divide a hidden size" in shown.message
+    shown.controls["group"].value = 8
+    assert "28 query heads do not come in groups of 8" in shown.message

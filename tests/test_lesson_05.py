@@ -1,0 +1,302 @@
+"""Lesson 05: answers to its exercises; its block and its loss in chunks against the estimate, and the map."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from checking import Answers, JudgedAnswers
+from engine import simulate
+from lesson_source import names_from_cells
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from course_utils import PRESETS, TrainingRun, estimate, gpu, on_gpu
+from course_utils.estimating.exact.activations import activation_bytes, block_saved, loss_saved, sum_bytes
+from course_utils.interactive.saved_tensors import saved_by
+from course_utils.lessons.activations import checks as lesson_05
+from course_utils.lessons.activations.heat_map import BATCHES, heat_map, kept_bytes, lengths, limits
+from course_utils.lessons.activations.widget import activation_map
+from course_utils.networks import chunked_loss
+from course_utils.planning.twin import fit_words
+from course_utils.units import format_bytes
+
+# --------------------------------------------------------------------------------------------------
+# 05.1: expressions
+
+
+def asks_autograd(n: int) -> dict[str, int]:
+    kept = {name: saved_by(work, (n,), (n,), dtype="bf16") for name, work in lesson_05.EXPRESSIONS.items()}
+    return {name: sum(item.bytes for item in items) for name, items in kept.items()}
+
+
+def derived(tanh: int = 1, relu: int = 1, sigmoid: int = 2, exp: int = 2, each: int = 2) -> Any:
+    """An answer that counts so many tensors of n numbers for an expression."""
+    counts = (tanh, relu, sigmoid, exp, 1)
+    return lambda n: dict(zip(lesson_05.EXPRESSIONS, (each * n * count for count in counts), strict=True))
+
+
+EXPRESSIONS = Answers(
+    right=asks_autograd,
+    wrong=[
+        (derived(tanh=3), "an addition needs neither of its terms"),
+        (derived(sigmoid=3), "which the product needs, too. It is stored once"),
+        (derived(each=4), "All are twice too large"),
+        (lambda n: derived()(4096), "the same for every n"),
+    ],
+)
+
+# --------------------------------------------------------------------------------------------------
+# 05.2: kept_by_module
+
+
+def pairs_kept(model: Any, x: Any) -> list[tuple[str, torch.Tensor]]:
+    """Each saved tensor with the name of the module that was running, in order."""
+    running: list[str] = []
+    pairs = []
+    handles = []
+    for name, module in model.named_modules():
+        handles.append(module.register_forward_pre_hook(lambda *_, name=name: running.append(name)))
+        handles.append(module.register_forward_hook(lambda *_: running.pop() and None))
+    keep = torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: pairs.append((running[-1], tensor)) or tensor, lambda tensor: tensor
+    )
+    with keep:
+        model(x)
+    for handle in handles:
+        handle.remove()
+    return pairs
+
+
+def added_up(pairs: Any, known: Any, once: bool = True, views: bool = False) -> dict[str, int]:
+    seen = {tensor.untyped_storage().data_ptr() for tensor in known}
+    sizes: dict[str, int] = {}
+    for name, tensor in pairs:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in seen:
+            sizes[name] = sizes.get(name, 0) + (tensor.nbytes if views else storage.nbytes())
+            if once:
+                seen.add(storage.data_ptr())
+    return sizes
+
+
+def existing(model: Any, x: Any) -> list[torch.Tensor]:
+    return [x, *model.parameters(), *model.buffers()]
+
+
+def all_to_the_model(model: Any, x: Any) -> dict[str, int]:
+    return added_up([("", tensor) for _, tensor in pairs_kept(model, x)], existing(model, x))
+
+
+KEPT_BY_MODULE = Answers(
+    right=lambda model, x: added_up(pairs_kept(model, x), existing(model, x)),
+    wrong=[
+        (lambda m, x: added_up(pairs_kept(m, x), existing(m, x), once=False), "storages more than once"),
+        (lambda m, x: added_up(pairs_kept(m, x), existing(m, x), views=True), "the bytes of a view"),
+        (lambda m, x: added_up(pairs_kept(m, x), [x, *m.buffers()]), "you count parameters, too"),
+        (all_to_the_model, "you give bytes to the outermost module"),
+    ],
+)
+
+# --------------------------------------------------------------------------------------------------
+# 05.3: lean
+
+
+def gated(block: Any, gate: Any, up: Any) -> Any:
+    return F.dropout(F.silu(gate) * up, block.rate, block.training)
+
+
+def again(function: Any, *given: Any, **options: Any) -> Any:
+    return checkpoint(function, *given, use_reentrant=False, **options)
+
+
+def down_inside(block: Any, x: Any) -> Any:
+    """The last product in the checkpoint: backward stops before it, once it has its input."""
+    normal = block.norm(x)
+    y = again(lambda gate, up: block.down(gated(block, gate, up)), block.gate(normal), block.up(normal))
+    block.log.append(y.abs().mean().item())
+    return x + y
+
+
+def without_checkpoint(block: Any, x: Any) -> Any:
+    normal = block.norm(x)
+    y = block.down(gated(block, block.gate(normal), block.up(normal)))
+    block.log.append(y.detach().abs().mean())
+    return x + y
+
+
+def other_mask(block: Any, x: Any) -> Any:
+    normal = block.norm(x)
+    wide = again(gated, block, block.gate(normal), block.up(normal), preserve_rng_state=False)
+    y = block.down(wide)
+    block.log.append(y.abs().mean().item())
+    return x + y
+
+
+def all_again(block: Any, x: Any) -> Any:
+    y = again(lambda x: block.down(gated(block, block.gate(block.norm(x)), block.up(block.norm(x)))), x)
+    block.log.append(y.abs().mean().item())
+    return x + y
+
+
+LEAN = Answers(
+    right=down_inside,
+    wrong=[
+        (lambda block, x: block(x), "Your log holds a graph"),
+        (without_checkpoint, "one wide tensor too many"),
+        (other_mask, "Does the second forward drop the same?"),
+        (all_again, "A matrix product runs a second time"),
+    ],
+)
+
+# --------------------------------------------------------------------------------------------------
+# 05.4: LeanLoss
+
+
+class InPieces(torch.autograd.Function):
+    """Sixteen rows at a time in fp32; forward makes the gradient, in 16 bits, which is all that is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Any, targets: Any) -> Any:
+        gradient = torch.empty_like(logits)
+        count = (targets != -100).sum()
+        total = torch.zeros(())
+        for rows in torch.arange(len(targets)).split(16):
+            with torch.enable_grad():
+                piece = logits[rows].float().requires_grad_()
+                loss = F.cross_entropy(piece, targets[rows], reduction="sum") / count
+            gradient[rows] = torch.autograd.grad(loss, piece)[0].to(logits.dtype)
+            total += loss.detach()
+        ctx.save_for_backward(gradient)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return ctx.saved_tensors[0] * grads[0], None
+
+
+class IgnoresItsGradient(InPieces):
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return ctx.saved_tensors[0], None
+
+
+def by_checkpoint(logits: Any, targets: Any) -> Any:
+    return again(lambda logits: F.cross_entropy(logits.float(), targets), logits)
+
+
+def exponentials(logits: Any, targets: Any) -> Any:
+    rows = targets >= 0
+    picked = logits[rows, targets[rows]].float()
+    return (logits[rows].float().exp().sum(-1).log() - picked).mean()
+
+
+LEAN_LOSS = Answers(
+    right=InPieces,
+    wrong=[
+        (lambda logits, targets: F.cross_entropy(logits.float(), targets), "as large as the fp32 copy"),
+        (lambda logits, targets: F.cross_entropy(logits, targets), "computed in 16 bits"),
+        (by_checkpoint, "at one moment two fp32 tensors"),
+        (exponentials, "exp overflows, or you take the log of 0"),
+        (IgnoresItsGradient, "Do you multiply by the incoming gradient?"),
+    ],
+)
+
+ANSWERS = {"05.1": EXPRESSIONS, "05.2": KEPT_BY_MODULE, "05.3": LEAN, "05.4": LEAN_LOSS}
+
+
+class TestAnswers(JudgedAnswers):
+    answers = ANSWERS
+
+
+# --------------------------------------------------------------------------------------------------
+# The lesson's block and its loss
+
+HOOKS = ("s, b, h = 1024", "layer = nn.LayerNorm(h)", "def kept_by(")
+BLOCK = (*HOOKS, "def eager(", "class Block(", "s, b, h, a = 512", "def flash(", "class SwiGLU(")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "rate", "mlp"), [("eager", 0.1, "gelu"), ("flash", 0.0, "gelu"), ("flash", 0.1, "swiglu")]
+)
+def test_the_lessons_block_keeps_each_tensor_of_the_estimate(kernel: str, rate: float, mlp: str) -> None:
+    names = names_from_cells("05", *BLOCK)
+    model = replace(PRESETS["gpt2"], dropout=rate, mlp=mlp, ffn=2048 if mlp == "swiglu" else 3072)
+    with on_gpu():
+        wide = names["SwiGLU"](768, 2048) if mlp == "swiglu" else None
+        block = names["Block"](768, 12, names[kernel], wide, rate=rate)
+        x = torch.randn(2, 64, 768, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        kept = names["kept_by"](block.to("cuda", torch.bfloat16), x)
+    wanted = block_saved(TrainingRun(model, 2, 64, "bf16-master", attention=kernel))
+    sizes = sorted(tensor.untyped_storage().nbytes() for tensor in kept)
+    assert sizes == sorted(item.size for item in wanted)
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_the_lessons_loss_in_chunks_is_the_networks(chunks: int) -> None:
+    torch.manual_seed(0)
+    features = torch.randn(50, 16, dtype=torch.float64, requires_grad=True)
+    head = torch.nn.Linear(16, 40, bias=False, dtype=torch.float64)
+    targets = torch.randint(40, (50,))
+    lessons = names_from_cells("05", *HOOKS, "def chunked_loss(head, features, targets, chunks):")
+    mine = lessons["chunked_loss"](head, features, targets, chunks)
+    theirs = chunked_loss(features[None], head, targets[None], chunks)
+    plain = F.cross_entropy(head(features), targets)
+    wanted = torch.autograd.grad(plain, [features, head.weight])
+    for loss in (mine, theirs):
+        torch.testing.assert_close(loss, plain, rtol=1e-14, atol=0)
+        for one, other in zip(torch.autograd.grad(loss, [features, head.weight]), wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-15)
+
+
+def test_what_chunks_save_is_the_closed_form_less_two_gradients() -> None:
+    run = TrainingRun(replace(PRESETS["gpt2"], layers=1), 8, 1024, "bf16-master")
+    s, b, h, V, chunks = run.seq_len, run.micro_batch, run.model.hidden, run.model.vocab, 8
+    falls = simulate(run).peak - simulate(run.replace(loss_chunks=chunks)).peak
+    closed = 3 * 2 * s * b * V * (chunks - 1) // chunks
+    already = 2 * V * h + 2 * s * b * h * (chunks - 1) // chunks
+    assert falls == pytest.approx(closed - already, abs=20 * 512)
+
+
+# --------------------------------------------------------------------------------------------------
+# The map
+
+
+def test_the_map_has_every_cell_that_the_model_takes_and_a_line() -> None:
+    run = TrainingRun("gpt2")
+    figure = heat_map(run, gpu("A100-80GB"), (4, 512))
+    cells = [int(size) for size in re.findall(r'data-bytes="(\d+)"', figure.svg)]
+    assert max(lengths(run)) == run.model.max_positions == 1024
+    assert len(cells) == len(BATCHES) * len(lengths(run))
+    one = run.replace(micro_batch=BATCHES[0], seq_len=lengths(run)[0])
+    assert cells[0] == kept_bytes(one) == activation_bytes(one) + sum_bytes(loss_saved(one))
+    assert figure.svg.count("data-limit") == 1
+    assert (
+        "No step of gpt2-xl fits on T4-16GB" in heat_map(TrainingRun("gpt2-xl"), gpu("T4-16GB"), (1, 128)).alt
+    )
+
+
+@pytest.mark.parametrize("memory", [0, 16 * 10**9, 10**15])
+def test_the_line_is_where_one_more_does_not_fit(memory: int) -> None:
+    run = TrainingRun("gpt2", 1, 512)
+    count = limits(run, memory)[lengths(run).index(512)]
+    peaks = [estimate(run.replace(micro_batch=b)).total for b in BATCHES]
+    assert [peak <= memory for peak in peaks] == [True] * count + [False] * (len(BATCHES) - count)
+
+
+def test_the_map_follows_its_sliders_and_says_what_the_cell_looked_at_takes() -> None:
+    shown = activation_map("llama3.2-1b", gpu="A100-80GB")
+    before = shown.picture.value
+    for name, value in {"micro_batch": 8, "seq_len": 32768, "attention": "eager", "model": "gpt2-xl"}.items():
+        shown.controls[name].value = value
+    run = TrainingRun("gpt2-xl", 8, 1024, attention="eager")
+    assert shown.run == run and shown.picture.value != before
+    assert shown.message.startswith("gpt2-xl has fewer than 32,768 positions, so: 8 × 1,024 tokens")
+    for size in (kept_bytes(run), estimate(run).total):
+        assert format_bytes(size, "GB", 2) in shown.message
+    assert fit_words(estimate(run).total, gpu("A100-80GB")) in shown.message and run.code() in shown.message
+    shown.controls["model"].value = "llama3.2-1b"
+    assert shown.run.seq_len == 32768 and "positions" not in shown.message
+    with pytest.raises(ValueError, match="seq_len is 1000; the map has 128, 192"):
+        activation_map(seq_len=1000)
