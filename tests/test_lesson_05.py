@@ -1,4 +1,4 @@
-"""Lesson 05: answers to its exercises; its block and its loss in chunks against the estimate, and the map."""
+"""Lesson 05: answers to its exercises; its block against the estimate, and the map of activations."""
 
 import re
 from dataclasses import replace
@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from checking import Answers, JudgedAnswers
-from engine import simulate
 from lesson_source import names_from_cells
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -18,7 +17,6 @@ from course_utils.interactive.saved_tensors import saved_by
 from course_utils.lessons.activations import checks as lesson_05
 from course_utils.lessons.activations.heat_map import BATCHES, heat_map, kept_bytes, lengths, limits
 from course_utils.lessons.activations.widget import activation_map
-from course_utils.networks import chunked_loss
 from course_utils.planning.twin import fit_words
 from course_utils.units import format_bytes
 
@@ -211,7 +209,7 @@ class TestAnswers(JudgedAnswers):
 
 
 # --------------------------------------------------------------------------------------------------
-# The lesson's block and its loss
+# The lesson's block
 
 HOOKS = ("s, b, h = 1024", "layer = nn.LayerNorm(h)", "def kept_by(")
 BLOCK = (*HOOKS, "def eager(", "class Block(", "s, b, h, a = 512", "def flash(", "class SwiGLU(")
@@ -231,32 +229,6 @@ def test_the_lessons_block_keeps_each_tensor_of_the_estimate(kernel: str, rate: 
     wanted = block_saved(TrainingRun(model, 2, 64, "bf16-master", attention=kernel))
     sizes = sorted(tensor.untyped_storage().nbytes() for tensor in kept)
     assert sizes == sorted(item.size for item in wanted)
-
-
-@pytest.mark.parametrize("chunks", [1, 3])
-def test_the_lessons_loss_in_chunks_is_the_networks(chunks: int) -> None:
-    torch.manual_seed(0)
-    features = torch.randn(50, 16, dtype=torch.float64, requires_grad=True)
-    head = torch.nn.Linear(16, 40, bias=False, dtype=torch.float64)
-    targets = torch.randint(40, (50,))
-    lessons = names_from_cells("05", *HOOKS, "def chunked_loss(head, features, targets, chunks):")
-    mine = lessons["chunked_loss"](head, features, targets, chunks)
-    theirs = chunked_loss(features[None], head, targets[None], chunks)
-    plain = F.cross_entropy(head(features), targets)
-    wanted = torch.autograd.grad(plain, [features, head.weight])
-    for loss in (mine, theirs):
-        torch.testing.assert_close(loss, plain, rtol=1e-14, atol=0)
-        for one, other in zip(torch.autograd.grad(loss, [features, head.weight]), wanted, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-15)
-
-
-def test_what_chunks_save_is_the_closed_form_less_two_gradients() -> None:
-    run = TrainingRun(replace(PRESETS["gpt2"], layers=1), 8, 1024, "bf16-master")
-    s, b, h, V, chunks = run.seq_len, run.micro_batch, run.model.hidden, run.model.vocab, 8
-    falls = simulate(run).peak - simulate(run.replace(loss_chunks=chunks)).peak
-    closed = 3 * 2 * s * b * V * (chunks - 1) // chunks
-    already = 2 * V * h + 2 * s * b * h * (chunks - 1) // chunks
-    assert falls == pytest.approx(closed - already, abs=20 * 512)
 
 
 # --------------------------------------------------------------------------------------------------
