@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 SANITIZE = Path(__file__).resolve().parent / "tests" / "nbval_sanitize.cfg"
-NEEDED = ("nbval", "torch", "ipykernel", "ipywidgets", "matplotlib")
-"""Modules without which no notebook of the course runs."""
+NEEDED = ("nbval", "nbclient", "torch", "ipykernel", "ipywidgets", "matplotlib")
+"""Modules without which no notebook and hardly a test of the course runs."""
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -27,8 +27,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--nbval", default=False) or config.getoption("--nbval-lax", default=False):
-        _refuse_a_python_that_lacks_the_course()
+    _refuse_a_python_that_lacks_the_course()
     if not hasattr(config, "workerinput"):  # workers inherit what the controller sets
         _prepare_machine(config)
     if config.pluginmanager.hasplugin("nbval"):
@@ -38,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _refuse_a_python_that_lacks_the_course() -> None:
-    """Raise UsageError, with what to do, where this Python cannot run the course's notebooks."""
+    """Raise UsageError, with what to do, where this Python cannot run the course."""
     lacking = [name for name in NEEDED if find_spec(name) is None]
     if sys.version_info < (3, 11):  # noqa: UP036 (somebody's own pytest may run on an older one)
         lacking.insert(0, "Python 3.11 or newer")

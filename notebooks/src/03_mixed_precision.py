@@ -280,7 +280,7 @@ def train_in_fp16(scaler, rate=3e-3, steps=100):
     model = language_model(seed=0)
     losses, scales = [], []
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
-    for tokens, targets in batches(steps, seed=0):
+    for tokens, targets in batches(steps, 4, seed=0):
         with torch.autocast("cpu", dtype=torch.float16), HalfProducts():
             loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
         scaler.scale(loss / 4096).backward()
@@ -328,7 +328,7 @@ predict("03.trained", unit="of five")
 def train(model, masters, rate=3e-3, steps=100, seed=0):
     optimizer = torch.optim.AdamW(masters, lr=rate)
     losses = []
-    for tokens, targets in batches(steps, seed=seed):
+    for tokens, targets in batches(steps, 4, seed=seed):
         loss = cross_entropy(model(tokens).float().flatten(0, 1), targets.flatten())
         (loss / 4096).backward()
         for weight, master in zip(model.parameters(), masters, strict=True):
