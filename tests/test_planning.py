@@ -1,4 +1,4 @@
-"""Does `fit` find what a look at everything finds, in time, and does it say how to get there?"""
+"""`fit` finds what a search of everything finds, and the way there; the seconds that choices lose; `twin`."""
 
 from itertools import product
 from math import prod
@@ -19,14 +19,14 @@ from course_utils.estimating.step_time import (
 )
 from course_utils.gpus import Gpu, Rates
 from course_utils.models import TransformerConfig, outer_shapes
-from course_utils.planning.fit import FREE, FSDP_POLICY, Plan, arrange, precision_at
-from course_utils.planning.twin import SAFETY
+from course_utils.planning.fit import FREE, Plan, arrange
+from course_utils.planning.twin import SAFETY, twin
 from course_utils.units import GB
 
 RTX5090 = GPUS["RTX5090-32GB"]
 
 
-@pytest.mark.parametrize("batch, memory", [(8, 8), (8, 12), (16, 20)])
+@pytest.mark.parametrize("batch, memory", [(8, 8), (16, 20)])
 def test_nothing_that_fits_loses_less(batch: int, memory: int) -> None:
     """Of all that one rank could choose on a card that has a flash kernel."""
     card = Gpu("a card", memory * GB, (9, 0), rates=RTX5090.rates)
@@ -104,28 +104,6 @@ def test_whole_weights_keep_their_recipe_unless_it_may_change() -> None:
         found = {(one.run.zero_stage > 1, one.run.precision.name) for one in plan.tried}
         assert {name for sharded, name in found if not sharded} <= names
         assert {name for sharded, name in found if sharded} <= {"bf16-master"}
-    assert [precision_at(stage, "bf16-master", 3) for stage in range(4)] == ["amp-bf16"] * 2 + [
-        "bf16-master"
-    ] * 2
-    assert precision_at(1, "bf16-master", 0) == precision_at(3, "bf16-master", 0) == "bf16-master"
-
-
-def test_the_policy_keeps_no_copy_of_the_weights() -> None:
-    run = TrainingRun(
-        "llama3-8b",
-        8,
-        4096,
-        recompute="full",
-        optimizer="adamw-fused",
-        loss_chunks=8,
-        world_size=8,
-        zero_stage=3,
-    )
-    autocast = estimate(run)
-    policy = estimate(run.replace(precision=FSDP_POLICY["amp-bf16"]))
-    copied = run.model.parameters - run.model.hidden * run.model.vocab  # no product takes the embedding
-    assert autocast["weight_copies"] == pytest.approx(2 * copied, rel=0.01)
-    assert policy["weight_copies"] == 0 and autocast.total - policy.total > autocast["weight_copies"]
 
 
 def test_a_thousand_configurations_take_a_few_hundred_calls_each() -> None:
@@ -142,13 +120,6 @@ def test_a_thousand_configurations_take_a_few_hundred_calls_each() -> None:
         ({"precision": "bf16"}, r"a T4-16GB can run none of these choices: .* does not compute in bf16"),
         ({"world_size": 3}, "shared equally by 3 ranks"),
         ({"global_batch": "8"}, "global_batch is "),
-        ({"global_batch": 0}, "global_batch is "),
-        ({"world_size": 0}, "world_size is "),
-        ({"card": None}, "unknown GPU None"),
-        (
-            {"card": "A100-80GB", "world_size": 2, "lora_rank": 4},
-            "several ranks are estimated only without LoRA",
-        ),
         ({"may_change": ("loar",)}, "did you mean 'lora'"),
         ({"card": Gpu("some card", 8 * GB, (9, 0))}, "no rates are known of some card"),
     ],
@@ -182,8 +153,7 @@ def test_communication_is_the_papers() -> None:
     assert communicated(run.replace(world_size=1)) == 0
 
 
-@pytest.mark.parametrize("precision", ["amp-bf16", "bf16-master", "bf16"])
-@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize(("precision", "micro_batches"), [("amp-bf16", 2), ("bf16-master", 1)])
 def test_fsdp_sends_what_is_charged(
     precision: str, micro_batches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,65 +181,39 @@ def test_fsdp_sends_what_is_charged(
     assert sum(sent.values()) == pytest.approx(communicated(run) - kept, rel=1e-3)
 
 
-def test_each_saving_costs_time_where_it_should() -> None:
-    run = TrainingRun("gpt2-medium", micro_batch=4, accumulation_steps=2)
-    plain = step_seconds(run, RTX5090)
-    assert step_seconds(run.replace(recompute="full"), RTX5090)["recomputation"] > 0 == plain["recomputation"]
-    assert step_seconds(run.replace(recompute="offload"), RTX5090)["offload"] > 0 == plain["offload"]
-    smaller = step_seconds(run.replace(micro_batch=2, global_batch=8), RTX5090)
-    assert smaller["weights"] > plain["weights"] and smaller["model"] == pytest.approx(plain["model"])
-
-
 MEDIUM = TrainingRun("gpt2-medium", micro_batch=4)
 UNIT_RATES = Gpu("a card", 1, (9, 0), rates=Rates(2.0, 3.0, 5.0, 7.0, 11.0, 13.0, ""))
 """16-bit, tf32, fp32, memory, link, host: a number of its own for each."""
 
 
 @pytest.mark.parametrize(
-    ("changes", "bytes_each"),
+    ("part", "changes", "bytes_each"),
     [
-        ({}, 2 * 4 + (4 + 2) + 4),  # read twice; read and written as a copy of 16 bits; the gradients written
+        # read twice; read and written as a copy of 16 bits; the gradients written
+        ("weights", {}, 2 * 4 + (4 + 2) + 4),
         # where gradients add up, read, read and written
-        ({"accumulation_steps": 2}, 2 * (2 * 4 + (4 + 2) + 3 * 4)),
-        ({"precision": "fp32", "attention": "efficient"}, 2 * 4 + 4),
-        ({"precision": "bf16-master"}, 2 * 2 + 2),
+        ("weights", {"accumulation_steps": 2}, 2 * (2 * 4 + (4 + 2) + 3 * 4)),
+        ("weights", {"precision": "bf16-master"}, 2 * 2 + 2),
+        # weights and states read and written, gradients read
+        ("optimizer", {"optimizer": "adamw-fused"}, 2 * (4 + 8) + 4),
+        ("optimizer", {"optimizer": "adamw"}, (2 * (4 + 8) + 4) * 20 / 7),
+        ("optimizer", {"optimizer": "sgd", "world_size": 4, "zero_stage": 1}, (2 * 4 + 4) / 4),
     ],
     ids=str,
 )
-def test_weights_are_read_copied_and_their_gradients_written(
-    changes: dict[str, Any], bytes_each: int
+def test_each_parameter_moves_the_bytes_that_are_read_and_written(
+    part: str, changes: dict[str, Any], bytes_each: float
 ) -> None:
     run = MEDIUM.replace(**changes)
-    moved = step_seconds(run, UNIT_RATES)["weights"] * 7
-    assert moved == pytest.approx(bytes_each * run.model.parameters, rel=1e-3)
+    moved = step_seconds(run, UNIT_RATES)[part] * 7
+    assert moved == pytest.approx(bytes_each * run.model.parameters, rel=2e-3)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-def test_frozen_matrices_of_few_bits_are_written_and_read_in_16_in_each_pass(bits: int) -> None:
-    run = MEDIUM.replace(precision="bf16", lora_rank=8, frozen_bits=bits)
+def test_frozen_matrices_of_few_bits_are_written_and_read_in_16_in_each_pass() -> None:
+    run = MEDIUM.replace(precision="bf16", lora_rank=8, frozen_bits=4)
     matrices = 24 * 12 * 1024**2
     moved = 2 * parameter_bytes(run) + gradient_bytes(run) + 2 * (2 + 2) * matrices
     assert step_seconds(run, UNIT_RATES)["weights"] * 7 == pytest.approx(moved, rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("changes", "bytes_each"),
-    [
-        ({"optimizer": "adamw-fused"}, 2 * (4 + 8) + 4),
-        ({"optimizer": "adamw"}, (2 * (4 + 8) + 4) * 20 / 7),
-        ({"optimizer": "momentum"}, 2 * (4 + 4) + 4),
-        ({"optimizer": "sgd"}, 2 * 4 + 4),
-        ({"optimizer": "sgd", "world_size": 4, "zero_stage": 1}, (2 * 4 + 4) / 4),
-        ({"optimizer": "sgd", "world_size": 4}, 2 * 4 + 4),
-    ],
-    ids=str,
-)
-def test_the_optimizer_reads_and_writes_weights_and_states(
-    changes: dict[str, Any], bytes_each: float
-) -> None:
-    run = MEDIUM.replace(**changes)
-    moved = step_seconds(run, UNIT_RATES)["optimizer"] * 7
-    assert moved == pytest.approx(bytes_each * run.model.parameters, rel=2e-3)
 
 
 def test_activations_are_written_and_read_and_what_is_recomputed_written_again() -> None:
@@ -282,12 +226,11 @@ def test_activations_are_written_and_read_and_what_is_recomputed_written_again()
     for how, again in made_again.items():
         seconds = step_seconds(run.replace(recompute=how), UNIT_RATES)
         assert seconds["activations"] == pytest.approx(2 * (2 * kept + again) / 7, rel=1e-2), how
-        assert seconds["offload"] == pytest.approx(2 * 2 * kept / 13 if how == "offload" else 0, rel=1e-2), (
-            how
-        )
+        offloaded = 2 * 2 * kept / 13 if how == "offload" else 0
+        assert seconds["offload"] == pytest.approx(offloaded, rel=1e-2), how
 
 
-@pytest.mark.parametrize(("precision", "speed"), [("fp32", 5), ("tf32", 3), ("amp-bf16", 2), ("bf16", 2)])
+@pytest.mark.parametrize(("precision", "speed"), [("fp32", 5), ("tf32", 3), ("amp-bf16", 2)])
 def test_flops_take_the_rate_of_their_format(precision: str, speed: int) -> None:
     run = MEDIUM.replace(
         precision=precision, attention="efficient", recompute="full", accumulation_steps=2, loss_chunks=4
@@ -301,11 +244,23 @@ def test_flops_take_the_rate_of_their_format(precision: str, speed: int) -> None
     )
 
 
-@pytest.mark.parametrize("card", GPUS.values(), ids=GPUS)
-def test_the_catalog_is_plausible_and_says_where_it_is_from(card: Gpu) -> None:
-    rates = card.rates
-    assert rates is not None and rates.source
-    assert rates.tensor > rates.tf32 >= rates.fp32
-    assert rates.memory > rates.link >= rates.host or rates.link == rates.host
-    assert bool(card.usable) == card.usable_source.startswith("https://github.com/")
-    assert 0.94 * card.memory < card.room <= card.memory
+def test_the_catalog_is_plausible_and_names_its_sources() -> None:
+    for card in GPUS.values():
+        rates = card.rates
+        assert rates is not None and rates.source, card.name
+        assert rates.tensor > rates.tf32 >= rates.fp32, card.name
+        assert rates.memory > rates.link >= rates.host or rates.link == rates.host, card.name
+        assert bool(card.usable) == card.usable_source.startswith("https://github.com/"), card.name
+        assert 0.94 * card.memory < card.room <= card.memory, card.name
+
+
+def test_a_twin_is_the_same_step_in_what_the_card_can_run_and_as_large_as_fits() -> None:
+    run = TrainingRun("gpt2-xl", 32, 1024)
+    assert twin(run, GPUS["H200-141GB"]) == run
+    old = GPUS["V100-16GB"]
+    found = twin(run, old)
+    assert (found.precision.name, found.attention, found.seq_len) == ("amp-fp16", "efficient", 1024)
+    assert estimate(found).total * SAFETY <= old.memory
+    assert estimate(found.replace(micro_batch=found.micro_batch + 1)).total * SAFETY > old.memory
+    whole = found.replace(model="gpt2-xl", micro_batch=1)
+    assert found.model.name == "gpt2-large" and estimate(whole).total * SAFETY > old.memory
