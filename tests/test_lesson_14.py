@@ -4,9 +4,9 @@ from itertools import accumulate, pairwise, product
 from typing import Any
 
 import pytest
-import torch
 import torch.nn.functional as F
 from checking import Answers, JudgedAnswers
+from edits import edited
 from torch.nn.functional import mse_loss
 
 from course_utils import TrainingRun, estimate, gpu
@@ -47,30 +47,17 @@ def trying_all(times: Any, states: Any, kept: Any, p: int, m: int, capacity: int
     return best
 
 
-def keeping_all_micro_batches(times: Any, states: Any, kept: Any, p: int, m: int, capacity: int) -> Any:
-    full = [state + m * each for state, each in zip(states, kept, strict=True)]
-    return trying_all(times, full, [0] * len(kept), p, m, capacity)
-
-
 def equal_layers(times: Any, states: Any, kept: Any, p: int, m: int, capacity: int) -> list[int]:
     return [len(times) // p + (stage < len(times) % p) for stage in range(p)]
-
-
-def ends_of_stages(*given: Any) -> list[int]:
-    return list(accumulate(trying_all(*given) or []))
-
-
-def always_a_list(*given: Any) -> list[int]:
-    return trying_all(*given) or equal_layers(*given)
 
 
 CUT = Answers(
     right=trying_all,
     wrong=[
-        (keeping_all_micro_batches, "That is GPipe"),
+        (edited(trying_all, "min(m, p - stage)", "m"), "That is GPipe"),
         (equal_layers, "the same number of layers"),
-        (always_a_list, "does not fit: add its states"),
-        (ends_of_stages, "layers in all"),
+        (lambda *given: trying_all(*given) or equal_layers(*given), "does not fit: add its states"),
+        (edited(trying_all, "list(counts)", "list(accumulate(counts))"), "layers in all"),
     ],
 )
 
@@ -92,16 +79,12 @@ def by_counting(p: int, m: int, stage: int) -> list[str]:
     return works
 
 
-def all_forwards_first(p: int, m: int, stage: int) -> list[str]:
-    return [f"F{n}" for n in range(m)] + [f"B{n}" for n in range(m)]
-
-
 ORDER = Answers(
     right=by_counting,
     wrong=[
-        (all_forwards_first, "that is GPipe"),
-        (lambda p, m, stage: by_counting(p, m, p - 1 - stage), "Too few forwards"),
-        (lambda p, m, stage: by_counting(p, m, stage - 1), "Too many forwards"),
+        (edited(by_counting, "p - stage", "m"), "that is GPipe"),
+        (edited(by_counting, "p - stage", "stage + 1"), "Too few forwards"),
+        (edited(by_counting, "p - stage", "p - stage + 1"), "Too many forwards"),
     ],
 )
 
@@ -129,54 +112,19 @@ def in_one_loop(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> N
         y.backward(receive(y.shape))
 
 
-def each_micro_batch_alike(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> None:
-    """For rank 1, which the check plays with first."""
-    for target in data:
-        x = receive((len(target), layers[0].in_features)).requires_grad_()
-        (mse_loss(layers(x), target) / len(data)).backward()
-        send(x.grad)
+NOTHING: list[Any] = []
 
-
-def all_outputs_first(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> None:
-    if rank == 1:
-        return in_one_loop(layers, rank, data, send, receive)
-    outputs = [layers(batch) for batch in data]
-    for y in outputs:
-        send(y.detach())
-    for y in outputs:
-        y.backward(receive(y.shape))
-    return None
-
-
-def outputs_kept(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> None:
-    if rank == 1:
-        return in_one_loop(layers, rank, data, send, receive)
-    waiting = []
-    for batch in data:
-        waiting.append(layers(batch))
-        send(waiting[-1].detach())
-        if len(waiting) == 2:
-            waiting[0].backward(receive(waiting[0].shape))
-            waiting.pop(0)
-    waiting[0].backward(receive(waiting[0].shape))
-    return None
-
-
-COUNTED: list[int] = []
-
-
-def only_here(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> None:
-    """Right in one process, and raises on real ranks, where the list of this file is missing."""
-    COUNTED.append(rank)
-    in_one_loop(layers, rank, data, send, receive)
-
+own = edited(in_one_loop, "/ sum(one.numel() for one in data)", "/ part.numel() / len(data)")
+all_first = edited(in_one_loop, "len(waiting) == 2", "len(waiting) > len(data)")
+holding = edited(in_one_loop, "y.untyped_storage().resize_(0)", "pass")
+only_here = edited(in_one_loop, "waiting = []", "waiting = [*NOTHING]")
 
 TWO_STAGES = Answers(
     right=in_one_loop,
     wrong=[
-        (each_micro_batch_alike, "also the smaller one"),
-        (all_outputs_first, "Under 1F1B it goes backward sooner"),
-        (outputs_kept, "Who holds y?"),
+        (own, "also the smaller one"),
+        (all_first, "Under 1F1B it goes backward sooner"),
+        (holding, "Who holds y?"),
         (only_here, "raised NameError"),
     ],
 )
@@ -204,45 +152,13 @@ def by_hooks(x: Any, up: Any, up_bias: Any, down: Any, down_bias: Any, all_reduc
     return part + (summed(part) - part).detach() + down_bias
 
 
-class Summed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, part: Any, all_reduce: Any) -> Any:
-        whole = part.clone()
-        all_reduce(whole)
-        return whole
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return gradients[0], None
-
-
-def without_shared(x: Any, up: Any, up_bias: Any, down: Any, down_bias: Any, all_reduce: Any) -> Any:
-    return Summed.apply(F.gelu(F.linear(x, up, up_bias)) @ down.T, all_reduce) + down_bias
-
-
-def bias_on_each_rank(x: Any, up: Any, up_bias: Any, down: Any, down_bias: Any, all_reduce: Any) -> Any:
-    return Summed.apply(F.linear(F.gelu(F.linear(x, up, up_bias)), down, down_bias), all_reduce)
-
-
-def summed_in_place(x: Any, up: Any, up_bias: Any, down: Any, down_bias: Any, all_reduce: Any) -> Any:
-    part = F.gelu(F.linear(x, up, up_bias)) @ down.T
-    all_reduce(part)
-    return part + down_bias
-
-
-def hook_on_the_input(x: Any, *weights: Any) -> Any:
-    """Sums whatever gradient reaches the caller's x, not only the MLP's part."""
-    x.register_hook(lambda gradient: Summed.apply(gradient, weights[-1]))
-    return without_shared(x, *weights)
-
-
 PARALLEL_MLP = Answers(
     right=by_hooks,
     wrong=[
-        (without_shared, "1 × in forward and 0 × in backward"),
-        (bias_on_each_rank, "the bias, too"),
-        (summed_in_place, "autograd does not see that"),
-        (hook_on_the_input, "t times too large"),
+        (edited(by_hooks, "x.register_hook(summed)", "pass"), "1 × in forward and 0 × in backward"),
+        (edited(by_hooks, "x = x.view_as(x)", "pass"), "t times too large"),
+        (edited(by_hooks, "@ down.T", "@ down.T + down_bias"), "the bias, too"),
+        (edited(by_hooks, "tensor.detach().clone()", "tensor"), "autograd does not see that"),
     ],
 )
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from checking import Answers, JudgedAnswers
+from edits import edited
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -57,45 +58,18 @@ class ByFunctions(Adapter):
             self.merged = sign == 1
 
 
-class DropsForBoth(ByFunctions):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.merged:
-            return self.base(x)
-        x = self.dropout(x)
-        return self.base(x) + self.scale * (x @ self.A.T) @ self.B.T
-
-
-class MultipliesFactorsFirst(ByFunctions):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.base(x) + self.dropout(x) @ (self.scale * self.B @ self.A).T
-
-
-class KeepsTheOldWeight(ByFunctions):
-    def merge(self) -> None:
-        self.old = self.base.weight.clone()
-        super().merge()
-
-
-class MergesWithAGraph(ByFunctions):
-    def merge(self) -> None:
-        self.base.weight += self.scale * self.B @ self.A
-        self.merged = True
-
-
-class MergesAgain(ByFunctions):
-    def merge(self) -> None:
-        self.base.weight.data += self.scale * (self.B @ self.A).detach()
-        self.merged = True
-
+DATA = "self.base.weight.data.addmm_(self.B.detach(), self.A.detach(),"
+THIN = "F.linear(thin, self.scale * self.B)"
+COPIED = "self.merged, self.old = sign == 1, self.base.weight.clone()"
 
 LORA_LINEAR = Answers(
     right=ByFunctions,
     wrong=[
-        (DropsForBoth, "Dropout is only for the adapter's input"),
-        (MultipliesFactorsFirst, "in which order do you multiply"),
-        (KeepsTheOldWeight, "W's copy, a new W, or B·A"),
-        (MergesWithAGraph, "What is `no_grad` for"),
-        (MergesAgain, "adds the adapter twice"),
+        (edited(ByFunctions, "self.training", "True"), "In eval mode numbers are still dropped"),
+        (edited(ByFunctions, THIN, "F.linear(x, self.scale * self.B @ self.A)"), "in which order do you"),
+        (edited(ByFunctions, "self.merged = sign == 1", COPIED), "W's copy, a new W, or B·A"),
+        (edited(ByFunctions, DATA, "self.base.weight.addmm_(self.B, self.A,"), "What is `no_grad` for"),
+        (edited(ByFunctions, "if self.merged != (sign == 1):", "if True:"), "adds the adapter twice"),
     ],
 )
 
@@ -103,62 +77,33 @@ LORA_LINEAR = Answers(
 # --------------------------------------------------------------------------------------------------
 # 16.2: packed
 class Packed(nn.Module):
-    """With buffers, block by block; the wrong ones change one of its small methods."""
+    """With buffers, and row by row."""
 
     def __init__(self, values: torch.Tensor, block: int) -> None:
         super().__init__()
         self.block, self.size = block, values.shape
         rows = values.reshape(-1).split(block)
-        scales = torch.stack([self.scale(row) for row in rows])
-        scaled = [row / (scale + 1e-20) for row, scale in zip(rows, scales, strict=True)]
-        codes = self.code(torch.cat(scaled)).to(torch.int8) & 15
-        codes = F.pad(codes, (0, len(codes) % 2)).to(torch.uint8)
+        scales = torch.stack([row.abs().max() / 7 for row in rows])
+        codes = torch.cat([(row / (scale + 1e-20)).round() for row, scale in zip(rows, scales, strict=True)])
+        codes = F.pad((codes.to(torch.int8) & 15).to(torch.uint8), (0, len(codes) % 2))
         self.register_buffer("codes", codes[::2] * 16 + codes[1::2])
         self.register_buffer("scales", scales)
 
     def unpack(self) -> torch.Tensor:
-        four = torch.stack((self.codes // 16, self.codes % 16), 1).flatten()[: self.size.numel()].float()
-        rows = zip(self.signed(four).split(self.block), self.scales, strict=True)
+        codes = torch.stack((self.codes // 16, self.codes % 16), 1).flatten()[: self.size.numel()].float()
+        codes = torch.where(codes > 7, codes - 16, codes)
+        rows = zip(codes.split(self.block), self.scales, strict=True)
         return torch.cat([row * scale for row, scale in rows]).reshape(self.size)
-
-    def scale(self, row: torch.Tensor) -> torch.Tensor:
-        return row.abs().max() / 7
-
-    def code(self, scaled: torch.Tensor) -> torch.Tensor:
-        return scaled.round()
-
-    def signed(self, four: torch.Tensor) -> torch.Tensor:
-        return torch.where(four > 7, four - 16, four)
-
-
-class ScalesByTheLargest(Packed):
-    def scale(self, row: torch.Tensor) -> torch.Tensor:
-        return row.max() / 7
-
-
-class RoundsDown(Packed):
-    def code(self, scaled: torch.Tensor) -> torch.Tensor:
-        return scaled.floor()
-
-
-class LosesTheSign(Packed):
-    def signed(self, four: torch.Tensor) -> torch.Tensor:
-        return four
-
-
-class KeepsTheValues(Packed):
-    def __init__(self, values: torch.Tensor, block: int) -> None:
-        super().__init__(values, block)
-        self.values = values
 
 
 PACKED = Answers(
     right=Packed,
     wrong=[
-        (ScalesByTheLargest, "its largest *magnitude* below"),
-        (RoundsDown, "to the *nearest* code"),
-        (LosesTheSign, "Negative codes come"),
-        (KeepsTheValues, "The original numbers are among them"),
+        (edited(Packed, "row.abs().max()", "row.max()"), "its largest *magnitude* below"),
+        (edited(Packed, "(scale + 1e-20)", "scale"), "you divide 0 by 0"),
+        (edited(Packed, ".round()", ".floor()"), "to the *nearest* code"),
+        (edited(Packed, "torch.where(codes > 7, codes - 16, codes)", "codes"), "Negative codes come"),
+        (edited(Packed, '"scales", scales', '"scales", values'), "The original numbers are among them"),
     ],
 )
 
@@ -186,17 +131,13 @@ def by_checkpoint(x: torch.Tensor, packed: Any, bias: Any) -> torch.Tensor:
     return checkpoint(plain, x, packed, bias, use_reentrant=False)
 
 
-def in_fp32(x: torch.Tensor, packed: Any, bias: Any) -> torch.Tensor:
-    return in_a_closure(x.float(), packed, bias)
-
-
 PRODUCT = Answers(
     right=in_a_closure,
     wrong=[
         (plain, "W is kept for backward, unpacked"),
         (by_checkpoint, "x is kept for backward"),
-        (in_fp32, "but the output is not: the unpacked W is fp32"),
-        (lambda x, packed, bias: in_a_closure(x, packed, None), "The bias is missing"),
+        (edited(in_a_closure, "(x)", "(x.float())"), "but the output is not: the unpacked W is fp32"),
+        (edited(in_a_closure, "(0 if bias is None else bias)", "0"), "The bias is missing"),
     ],
 )
 
@@ -213,28 +154,13 @@ def row_by_row(x: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor) -> tor
     return torch.stack(found).view(*x.shape[:-1], -1)
 
 
-def one_scale_for_all(x: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    each = x.abs().max() / 127
-    return ((x / each).round().int() @ codes.int().T) * each * scale.T
-
-
-def in_int8(x: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    each = x.abs().amax(-1, keepdim=True) / 127
-    return ((x / each.clamp_min(1e-30)).round().to(torch.int8) @ codes.T) * each * scale.T
-
-
-def dividing_by_zero(x: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    each = x.abs().amax(-1, keepdim=True) / 127
-    return ((x / each).round().int() @ codes.int().T) * each * scale.T
-
-
 PRODUCT8 = Answers(
     right=row_by_row,
     wrong=[
-        (lambda x, codes, scale: x @ (codes * scale).T, "You round nothing"),
-        (one_scale_for_all, "All tokens share one scale"),
-        (in_int8, "does not fit into int8"),
-        (dividing_by_zero, "a token may be all zeros"),
+        (edited(row_by_row, ".round()", ""), "You round nothing"),
+        (edited(row_by_row, "token.abs().max()", "x.abs().max()"), "All tokens share one scale"),
+        (edited(row_by_row, "codes.float() @ whole", "codes @ whole.to(torch.int8)"), "fit into int8"),
+        (edited(row_by_row, " if each > 0 else torch.zeros_like(token)", ""), "a token may be all zeros"),
     ],
 )
 

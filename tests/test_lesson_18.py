@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from checking import Answers, JudgedAnswers
+from edits import edited
 from published_models.basics_transformer import Transformer
 from published_models.language_models import ScratchGPT
 from published_models.sharded_models import Llama
@@ -32,7 +33,7 @@ from course_utils.units import BLOCK
 
 # --------------------------------------------------------------------------------------------------
 # 18.1: referee
-def step_by_step(make_model: Any, make_batch: Any, steps: int = 3) -> dict[str, int]:
+def step_by_step(make_model: Any, make_batch: Any) -> dict[str, int]:
     """Each step is a call, so that nothing of it lives on."""
     before = torch.cuda.memory_allocated()
     model = make_model()
@@ -50,31 +51,18 @@ def step_by_step(make_model: Any, make_batch: Any, steps: int = 3) -> dict[str, 
         optimizer.zero_grad(set_to_none=True)
         return [*sizes, torch.cuda.max_memory_allocated()]
 
-    sizes = [step() for _ in range(steps)][-1]
+    sizes = [step() for _ in range(3)][-1]
     return dict(zip(("begin", "forward", "backward", "peak"), (size - before for size in sizes), strict=True))
 
 
-def counting_what_was_there(make_model: Any, make_batch: Any) -> dict[str, int]:
-    before = torch.cuda.memory_allocated()
-    return {moment: before + size for moment, size in step_by_step(make_model, make_batch).items()}
-
-
-def keeping_batches(make_model: Any, make_batch: Any) -> dict[str, int]:
-    batches = []
-
-    def kept() -> Any:
-        batches.append(make_batch())
-        return batches[-1]
-
-    return step_by_step(make_model, kept)
-
+LASTING = "inputs, targets = model.batch = make_batch()"
 
 REFEREE = Answers(
     right=step_by_step,
     wrong=[
-        (partial(step_by_step, steps=1), "You read the first step"),
-        (counting_what_was_there, "what was on the GPU before your function was called"),
-        (keeping_batches, "Which of your variables hold a tensor then?"),
+        (edited(step_by_step, "range(3)", "range(1)"), "You read the first step"),
+        (edited(step_by_step, "(size - before for", "(size for"), "what was on the GPU before your function"),
+        (edited(step_by_step, "inputs, targets = make_batch()", LASTING), "Which of your variables hold"),
     ],
 )
 
@@ -130,8 +118,8 @@ def tensor_by_tensor(h: int, kv: int, ffn: int, a: int) -> int:
 BYTES_A_TOKEN = Answers(
     right=tensor_by_tensor,
     wrong=[
-        (lambda h, kv, ffn, a: tensor_by_tensor(h, kv, ffn, a) + 6 * h, "You have the lesson's 22·h"),
-        (lambda h, kv, ffn, a: tensor_by_tensor(h, h, ffn, a), "With grouped queries they have kv numbers"),
+        (edited(tensor_by_tensor, "[h] * 4", "[h] * 7"), "You have the lesson's 22·h"),
+        (edited(tensor_by_tensor, "[kv, kv]", "[h, h]"), "With grouped queries they have kv numbers"),
         (lambda h, kv, ffn, a: 6 * h + 2 * kv + 4 * ffn + a + 2, "You count elements, not bytes"),
         (lambda h, kv, ffn, a: 34 * h, "The part with h is off"),
     ],

@@ -1,12 +1,12 @@
 """Lesson 19: answers and their hints; figures and tables of what `fit` found; the detective's cases."""
 
 import gc
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from checking import Answers, JudgedAnswers
+from edits import edited
 from torch.nn.functional import cross_entropy
 
 from course_utils import GPUS, TrainingRun, fit
@@ -20,28 +20,21 @@ from course_utils.units import GB
 
 # --------------------------------------------------------------------------------------------------
 # 19.1: largest_micro_batch
-def fits(build: Any, size: int, steps: int, error: type[Exception]) -> bool:
-    """In a function of its own, whose names are gone when it returns."""
-    try:
-        step = build(size)
-        for _ in range(steps):
-            step()
-    except error:
-        return False
-    return True
+def halving(build: Any, start: int) -> int | None:
+    """Tries in a function of its own, whose names are gone when it returns."""
 
+    def fits(size: int) -> bool:
+        try:
+            step = build(size)
+            for _ in range(2):
+                step()
+        except torch.OutOfMemoryError:
+            return False
+        return True
 
-def halving(
-    build: Any,
-    start: int,
-    steps: int = 2,
-    error: type[Exception] = torch.OutOfMemoryError,
-    collects: bool = True,
-) -> int | None:
     while start:
-        if collects:
-            gc.collect()
-        if fits(build, start, steps, error):
+        gc.collect()
+        if fits(start):
             return start
         start //= 2
     return None
@@ -60,9 +53,9 @@ def within_the_handler(build: Any, start: int) -> int | None:
 LARGEST = Answers(
     right=halving,
     wrong=[
-        (partial(halving, steps=1), "the second would not"),
-        (partial(halving, collects=False), "What frees such a cycle"),
-        (partial(halving, error=RuntimeError), "and you go on"),
+        (edited(halving, "range(2)", "range(1)"), "the second would not"),
+        (edited(halving, "gc.collect()", "pass"), "What frees such a cycle"),
+        (edited(halving, "torch.OutOfMemoryError", "RuntimeError"), "and you go on"),
         (within_the_handler, "Who refers to it"),
     ],
 )
@@ -89,27 +82,15 @@ def in_two_parts(model: Any, optimizer: Any, batch: Any) -> None:
     optimizer.zero_grad(set_to_none=True)
 
 
-def mean_of_means(model: Any, optimizer: Any, batch: Any) -> None:
-    parts = list(zip(*(part.split(2) for part in batch), strict=True))
-    for tokens, targets in parts:
-        with torch.autocast(tokens.device.type, torch.bfloat16):
-            loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
-        (loss / len(parts)).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def steps_for_each_sequence(model: Any, optimizer: Any, batch: Any) -> None:
-    for one in zip(*(part.split(1) for part in batch), strict=True):
-        checks.plain_step(model, optimizer, one)
-
+STEPS = "x.backward(cut.grad)\n        optimizer.step()"
 
 FITTING = Answers(
     right=in_two_parts,
     wrong=[
         (checks.plain_step, "Logits are among the largest tensors there"),
-        (mean_of_means, "some tokens count more than others"),
-        (steps_for_each_sequence, "optimizer steps for one batch"),
+        (edited(in_two_parts, "/ batch[1].numel()", "/ targets.numel()"), "some tokens count more"),
+        (edited(in_two_parts, "x.backward(cut.grad)", STEPS), "optimizer steps for one batch"),
+        (edited(in_two_parts, "optimizer.zero_grad(set_to_none=True)", ""), "What did it leave behind"),
     ],
 )
 
@@ -164,18 +145,15 @@ def by_phase(seen: Any) -> str:
     return "attention" if scores and seen.requested / scores in (1, 2, 4) else "activations"
 
 
-def taking(cause: str, other: str) -> Any:
-    """Takes one cause for another."""
-    return lambda seen: other if by_phase(seen) == cause else by_phase(seen)
-
+FREE = "seen.largest_free < seen.requested < seen.free and seen.free_share > 0.25"
 
 DIAGNOSE = Answers(
     right=by_phase,
     wrong=[
-        (taking("states", "update"), "Were its states complete"),
-        (taking("graphs", "activations"), "You blame the last request"),
-        (lambda seen: "fragmentation" if seen.free > seen.requested else by_phase(seen), "Less is crumbs"),
-        (taking("loss", "weights"), "The cause was not 'weights'"),
+        (edited(by_phase, "seen.parameters >= 8", "seen.parameters > 0"), "Were its states complete"),
+        (edited(by_phase, "last[0] < last[1] < last[2]", "seen.step > 100"), "You blame the last request"),
+        (edited(by_phase, FREE, "seen.requested < seen.free"), "Less is crumbs"),
+        (edited(by_phase, '"loss"', '"weights"'), "The cause was not 'weights'"),
         (lambda seen: max(seen.alive, key=lambda kind: seen.alive[kind]), "not one of activations"),
     ],
 )
