@@ -112,9 +112,9 @@ def in_one_loop(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> N
         y.backward(receive(y.shape))
 
 
-NOTHING: list[Any] = []
+NOTHING: list[Any] = []  # which real ranks do not know
 
-own = edited(in_one_loop, "/ sum(one.numel() for one in data)", "/ part.numel() / len(data)")
+unweighted = edited(in_one_loop, "/ sum(one.numel() for one in data)", "/ part.numel() / len(data)")
 all_first = edited(in_one_loop, "len(waiting) == 2", "len(waiting) > len(data)")
 holding = edited(in_one_loop, "y.untyped_storage().resize_(0)", "pass")
 only_here = edited(in_one_loop, "waiting = []", "waiting = [*NOTHING]")
@@ -122,7 +122,7 @@ only_here = edited(in_one_loop, "waiting = []", "waiting = [*NOTHING]")
 TWO_STAGES = Answers(
     right=in_one_loop,
     wrong=[
-        (own, "also the smaller one"),
+        (unweighted, "also the smaller one"),
         (all_first, "Under 1F1B it goes backward sooner"),
         (holding, "Who holds y?"),
         (only_here, "raised NameError"),
