@@ -110,7 +110,7 @@ def asked(python: str, names: Sequence[str] = ()) -> Facts:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def tests_of(python: str, targets: Sequence[str], place: Path) -> tuple[int, str]:
+def run_tests(python: str, targets: Sequence[str], place: Path) -> tuple[int, str]:
     """Run pytest over the targets on an interpreter; returns its exit code and output.
 
     `place` keeps the output, and nbval's rules with one more: pictures name their torch, so they differ.
@@ -164,7 +164,10 @@ def page(
     warned = re.findall(r"^ +\S+: (\w*(?:Deprecation|Future)Warning: .*)$", output, re.MULTILINE)
     lines += some("Deprecations in the tests", sorted(set(warned)))
     lines += some("Tests that fail", re.findall(r"^(?:FAILED|ERROR) (.*)$", output, re.MULTILINE))
-    lines += ["", "## Next", "", next_step(broken, release, bool(of_release))]
+    if broken:
+        lines += ["", "CONTRIBUTING.md says under *Another torch* what to do."]
+    elif not of_release:
+        lines += ["", f"Keep its hashes for {release}: run `tests/test_builds.py --write` on it."]
     return not broken, "\n".join(lines) + "\n"
 
 
@@ -198,21 +201,6 @@ def some(title: str, items: Iterable[str]) -> list[str]:
     return ["", f"**{title}:**", "", *(f"- {item}" for item in listed[:MOST]), *more] if listed else []
 
 
-def next_step(broken: Sequence[str], release: str, kept: bool) -> str:
-    """What to do about it, in one or two sentences."""
-    if GPU in broken:
-        return "Begin with course_utils/measuring/simulated.py: it patches torch's tables by their layout."
-    if STEPS in broken:
-        return (
-            "Look at each run above. If torch really allocates so, keep it with `tests/test_builds.py"
-            " --write` on that torch; else a recorder or an estimate misses an operator."
-        )
-    if TESTS in broken:
-        return "Look at the tests that fail; tests.txt next to this page has their whole output."
-    write = "" if kept else f" Keep its hashes for {release}: run `tests/test_builds.py --write` on it."
-    return f"Run `test --rest` on it before you raise the pin.{write}"
-
-
 # The command
 
 
@@ -235,7 +223,7 @@ def run(chosen: Namespace) -> int:
     if now["torch"].partition("+")[0] != version:
         raise environment.SetupError(f"{python} has torch {now['torch']}, not {version}: name that version.")
     print(f"Running the tests on torch {now['torch']} …", flush=True)
-    suite = tests_of(python, TEST_TARGETS, place)
+    suite = run_tests(python, TEST_TARGETS, place)
     holds, text = page(before, now, suite, json.loads(KEPT.read_text(encoding="utf-8")))
     (place / "report.md").write_text(text, encoding="utf-8")
     print(f"\n{text}\nThis page is {place / 'report.md'}, the tests' output tests.txt next to it.")

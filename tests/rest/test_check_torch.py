@@ -7,7 +7,7 @@ from pathlib import Path
 import check_torch
 import pytest
 import torch
-from check_torch import Facts, asked, own_environment, page, tests_of
+from check_torch import Facts, asked, own_environment, page
 
 from course_utils.cli.environment import SetupError
 from course_utils.cli.maintain import check_torch_options
@@ -63,12 +63,6 @@ def test_tests_that_fail_are_listed_and_a_long_list_is_cut() -> None:
     assert not holds and "exit code 139: Fatal Python error: Segmentation fault" in text
 
 
-def test_the_tests_are_run_and_their_output_kept(tmp_path: Path) -> None:
-    (tmp_path / "test_two.py").write_text("def test_a(): pass\ndef test_b(): assert 1 == 2\n")
-    code, output = tests_of(sys.executable, ["--rootdir", str(tmp_path), str(tmp_path)], tmp_path)
-    assert code == 1 and "1 failed, 1 passed" in check_torch.summary(output, code)
-
-
 def chosen(*arguments: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     check_torch_options(parser)
@@ -87,7 +81,7 @@ def test_the_command_asks_both_saves_and_prints_the_page_and_returns_its_verdict
     version = torch.__version__.partition("+")[0]
     monkeypatch.setattr(check_torch, "asked", lambda python: here)
     for suite in (PASSED, (1, "= 1 failed in 2s =\n")):
-        monkeypatch.setattr(check_torch, "tests_of", lambda *_, suite=suite: suite)
+        monkeypatch.setattr(check_torch, "run_tests", lambda *_, suite=suite: suite)
         words = [version, "--python", sys.executable, "--folder", str(tmp_path)]
         assert check_torch.run(chosen(*words)) == suite[0]
         assert (tmp_path / "report.md").read_text(encoding="utf-8") in capsys.readouterr().out
