@@ -14,8 +14,8 @@ from course_utils.measuring.recorded import read_folder
 from course_utils.measuring.recording_file import append
 from course_utils.units import GB
 
-DEVICE = {"name": "NVIDIA H200", "capability": [9, 0], "memory": 150 * GB, "driver": "580.1"}
-H200 = {"device": DEVICE, "torch": "2.13.0+cu130", "free": 140 * GB}
+DEVICE: dict[str, Any] = {"name": "NVIDIA H200", "capability": [9, 0], "memory": 150 * GB, "driver": "580.1"}
+H200: dict[str, Any] = {"device": DEVICE, "torch": "2.13.0+cu130", "free": 140 * GB}
 """What the recorder finds out about the GPU before its tasks."""
 
 

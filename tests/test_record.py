@@ -101,7 +101,8 @@ def test_what_is_no_recording_is_refused_by_file_and_line(file, content, said):
 
 def test_tasks_share_the_gpu_as_far_as_its_memory_goes_and_one_that_has_to_be_alone_is() -> None:
     large, small, alone = task(needs=60 * GB), task(needs=10 * GB), task(alone=True)
-    beside_large, beside_alone = ([SimpleNamespace(task=one)] for one in (large, alone))
+    beside_large: list[Any] = [SimpleNamespace(task=large)]
+    beside_alone: list[Any] = [SimpleNamespace(task=alone)]
     assert has_room(large, [], 50 * GB), "alone on the GPU, whatever it needs"
     assert has_room(small, beside_large, 80 * GB) and not has_room(large, beside_large, 120 * GB)
     assert not has_room(alone, beside_large, 80 * GB) and not has_room(small, beside_alone, 80 * GB)

@@ -19,9 +19,15 @@ WITHOUT_BLOCKS = (
 OF_SCRIPTS = r"\(simulated GPU · torch .+ taken, .+|→ simulated GPU · torch .+"
 """Lines of scripts which `watch` runs, and compares."""
 
+QUICK = ("04_counting_parameters", "18_who_is_right")
+LESSONS = [
+    pytest.param(path, marks=() if path.stem in QUICK else pytest.mark.sweep(0), id=path.stem)
+    for path in sorted(ROOT.glob("notebooks/src/*.py"))
+]
+"""All of them under --full: a run that nobody has listed shows there alone, as it takes minutes."""
 
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("source", sorted(ROOT.glob("notebooks/src/*.py")), ids=lambda path: path.stem)
+
+@pytest.mark.parametrize("source", LESSONS)
 def test_a_lesson_measures_no_run_by_simulation_where_recordings_are_shipped(
     source: Path, tmp_path: Path
 ) -> None:

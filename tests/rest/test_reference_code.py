@@ -13,7 +13,7 @@ ROWS = {name: [autocast, low] for name, autocast, low in ROW.findall(PAGE)}
 
 
 @pytest.mark.parametrize("name", DIFFERENCES)
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 def test_a_difference_moves_the_peak_as_the_page_says(name: str) -> None:
     assert set(ROWS) == set(DIFFERENCES)
     assert [f"{percent:+.1f}".replace("-", "−") for percent in percents(name)] == ROWS[name]
