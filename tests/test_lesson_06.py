@@ -162,25 +162,25 @@ def own_checkpoint(function: Any, *inputs: Any) -> Any:
             return function(*inputs)
 
         @staticmethod
-        def backward(ctx: Any, gradient: Any) -> Any:
+        def backward(ctx: Any, *gradients: Any) -> Any:
             detached = [one.detach().requires_grad_(one.requires_grad) for one in ctx.saved_tensors]
             with torch.enable_grad(), formats, torch.random.fork_rng(gpus):
                 torch.set_rng_state(on_cpu)
                 if on_gpu is not None:
                     torch.cuda.set_rng_state(on_gpu, x.device)
                 y = function(*detached)
-            y.backward(gradient)
+            y.backward(*gradients)
             return tuple(one.grad for one in detached)
 
     return Again.apply(*inputs)
 
 
-INPUTS_ALONE = "y.backward(gradient, inputs=[one for one in detached if one.requires_grad])"
+INPUTS_ALONE = "y.backward(*gradients, inputs=[one for one in detached if one.requires_grad])"
 OWN_CHECKPOINT = Answers(
     right=own_checkpoint,
     wrong=[
         (lambda function, *inputs: checkpoint(function, *inputs, use_reentrant=False), "That is PyTorch's"),
-        (edited(own_checkpoint, "y.backward(gradient)", INPUTS_ALONE), "A weight that the function uses"),
+        (edited(own_checkpoint, "y.backward(*gradients)", INPUTS_ALONE), "A weight that the function uses"),
         (edited(own_checkpoint, "torch.set_rng_state(on_cpu)", "pass"), "the second run draws other masks"),
         (edited(own_checkpoint, ", torch.random.fork_rng(gpus)", ""), "gets other random numbers"),
         (edited(own_checkpoint, ", formats", ""), "The second run has another autocast than the first"),

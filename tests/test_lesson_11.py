@@ -106,6 +106,7 @@ def checkpoint(model: Any, optimizer: Any) -> Any:
 
 
 CLONED, GATHERED = "whole.clone()", "value.full_tensor() if isinstance(value, DTensor) else value"
+ALL_FIRST = "kept, weights = {}, [one.full_tensor() for one in model.parameters()]"
 CHECKPOINT = Answers(
     right=checkpoint,
     wrong=[
@@ -114,6 +115,7 @@ CHECKPOINT = Answers(
         (edited(checkpoint, "if dist.get_rank() == 0", "if True"), "Only rank 0 should return"),
         (edited(checkpoint, CLONED, "whole"), "is it a copy"),
         (edited(checkpoint, '.to("cpu")', ""), "keeps whole tensors on its GPU"),
+        (edited(checkpoint, "kept: dict[str, Any] = {}", ALL_FIRST), "many whole tensors at once"),
     ],
 )
 
