@@ -5,12 +5,12 @@ import torch
 from engine import Unwatched, tiny
 from torch import nn
 
-from course_utils.measuring.optimizers import Adam8bit, Lion, _decode, _encode, make_codebooks
+from course_utils.measuring.optimizers import Adam8bit, Lion
 from course_utils.measuring.step import MasterOptimizer, Training, clip
 from course_utils.measuring.tracing import trace_on_cpu
 from course_utils.run import OPTIMIZERS, TrainingRun
 
-TINY = tiny("llama", hidden=64, heads=2, vocab=64)
+TINY = tiny("llama", layers=1, hidden=64, heads=2, ffn=96, vocab=64)
 ON_CPU = TrainingRun(TINY, 2, 16, "fp32", "adamw", "eager")
 MASTERS = ("bf16-master", "fp16-master", "bf16-master-fp32grad")
 
@@ -29,75 +29,52 @@ def weights(training: Training) -> list[torch.Tensor]:
     return [weight.detach().clone() for weight in training.network.parameters()]
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_every_optimizer_learns_a_batch_by_heart(optimizer):
-    training = on_cpu(ON_CPU.replace(optimizer=optimizer))
-    step(training, 40)
-    assert training.losses[-1] < 0.9 * training.losses[0]
+@pytest.mark.parametrize(
+    "choices",
+    [
+        *({"optimizer": name} for name in OPTIMIZERS if "-" not in name),  # not each implementation
+        {"precision": "tf32"},
+        {"precision": "amp-bf16"},
+        {"precision": "bf16"},
+        *({"precision": name, "clip_grad_norm": 1.0, "accumulation_steps": 2} for name in MASTERS),
+    ],
+    ids=str,
+)
+def test_every_optimizer_and_precision_learns(choices):
+    training = on_cpu(ON_CPU.replace(**choices))
+    step(training, 12)
+    assert training.losses == sorted(training.losses, reverse=True)
+    assert training.losses[-1] < 0.96 * training.losses[0]
 
 
-@pytest.mark.parametrize("precision", ["tf32", "amp-bf16", "bf16", *MASTERS])
-def test_every_precision_learns_a_batch_by_heart(precision):
-    training = on_cpu(ON_CPU.replace(precision=precision, clip_grad_norm=1.0, accumulation_steps=2))
-    step(training, 40)
-    assert training.losses[-1] < 0.9 * training.losses[0]
-
-
-def test_lions_first_step_is_the_gradients_sign():
+def test_lion_follows_the_sign_of_its_momentum():
     weight = nn.Parameter(torch.tensor([1.0, -2.0, 3.0]))
-    weight.grad = torch.tensor([0.5, -1e-6, 0.0])
+    weight.grad = torch.tensor([1.0, 1.0, 0.0])
     optimizer = Lion([weight], rate=0.1, weight_decay=0.5)
     optimizer.step()
-    expected = torch.tensor([1.0, -2.0, 3.0]) * (1 - 0.1 * 0.5) - 0.1 * torch.tensor([1.0, -1.0, 0.0])
+    expected = torch.tensor([1.0, -2.0, 3.0]) * (1 - 0.1 * 0.5) - 0.1 * torch.tensor([1.0, 1.0, 0.0])
     assert torch.equal(weight.detach(), expected)
-    assert torch.allclose(optimizer.state[weight]["momentum"], 0.01 * weight.grad)
-
-
-def test_lions_second_step_follows_its_momentum():
-    weight = nn.Parameter(torch.zeros(2))
-    optimizer = Lion([weight], rate=0.1, weight_decay=0.0)
-    weight.grad = torch.tensor([1.0, 1.0])
-    optimizer.step()
     # 0.9 · 0.01 − 0.1 · 0.01 is positive, 0.9 · 0.01 − 0.1 · 1 negative
-    weight.grad = torch.tensor([-0.01, -1.0])
+    weight.grad = torch.tensor([-0.01, -1.0, 0.0])
     optimizer.step()
-    assert torch.allclose(weight.detach(), torch.tensor([-0.2, 0.0]))
+    expected = expected * (1 - 0.1 * 0.5) - 0.1 * torch.tensor([1.0, -1.0, 0.0])
+    torch.testing.assert_close(weight.detach(), expected)
 
 
-def test_codebooks_have_256_values_in_order():
-    for codebook, lowest in zip(make_codebooks("cpu"), (-0.993, 0.0), strict=True):
-        values = codebook.values
-        assert len(values) == 256 and len(codebook.borders) == 255
-        assert bool((values[1:] > values[:-1]).all()) and 0.0 in values and values[-1] == 1
-        assert values[0] == pytest.approx(lowest, abs=1e-3)
-
-
-def test_eight_bits_keep_a_moment_to_a_hundredth_of_its_blocks_largest():
-    moment = torch.randn(40, 256) * 10.0 ** torch.arange(-20, 20).unsqueeze(1)
-    codes = torch.zeros(40, 256, dtype=torch.uint8)
-    scales = torch.zeros(40, 1)
-    _encode(moment.clone(), codes, scales, make_codebooks("cpu").signed)
-    error = (_decode(codes, scales, make_codebooks("cpu").signed) - moment).abs()
-    assert bool((error <= 0.0075 * moment.abs().amax(dim=1, keepdim=True)).all())
-
-
-@pytest.mark.parametrize("shape", [(64, 65), (100, 1000), (63, 65)], ids=str)
-def test_the_8_bit_adam_follows_adam(shape):
+def test_the_8_bit_adam_follows_adam():
     torch.manual_seed(0)
-    start = torch.randn(shape)
-    target = torch.randn(shape)
+    start = torch.randn(64, 65)
+    target = torch.randn(64, 65)
     ours = nn.Parameter(start.clone())
     theirs = nn.Parameter(start.clone())
     eight = Adam8bit([ours], rate=1e-2)
     full = torch.optim.AdamW([theirs], lr=1e-2, weight_decay=0.01)
     for _ in range(30):
         for weight, optimizer in ((ours, eight), (theirs, full)):
-            weight.grad = weight.detach() - target + 0.1 * torch.randn(shape)
+            weight.grad = weight.detach() - target + 0.1 * torch.randn(64, 65)
             optimizer.step()
-    apart = (ours - theirs).norm() / (theirs.detach() - start).norm()
-    assert apart < 0.1
-    in_8_bits = eight.state[ours]["first"].dtype == torch.uint8
-    assert in_8_bits == (start.numel() >= 4096)
+    assert (ours - theirs).norm() / (theirs.detach() - start).norm() < 0.1
+    assert eight.state[ours]["first"].dtype == torch.uint8
 
 
 def test_a_large_parameter_is_updated_piece_by_piece_as_if_at_once(monkeypatch):
@@ -114,15 +91,6 @@ def test_a_large_parameter_is_updated_piece_by_piece_as_if_at_once(monkeypatch):
             optimizer.step()
         results.append(weight.detach())
     assert torch.equal(*results)
-
-
-def test_muon_takes_matrices_of_blocks_and_adamw_the_rest():
-    training = on_cpu(ON_CPU.replace(optimizer="muon"))
-    step(training)
-    assert isinstance(training.optimizer, torch.optim.Optimizer)
-    for name, weight in training.network.named_parameters():
-        by_muon = name.startswith("blocks.") and weight.dim() == 2
-        assert ("momentum_buffer" in training.optimizer.state[weight]) == by_muon, name
 
 
 def test_a_step_that_overflows_is_left_out_and_halves_the_scale():
@@ -175,17 +143,13 @@ def test_tf32_is_allowed_within_the_step_alone(monkeypatch):
     step(training)
     assert seen == [True] and not torch.backends.cuda.matmul.allow_tf32
 
-    def fails(_):
-        raise KeyError("of a network of one's own")
-
-    monkeypatch.setattr(training, "_forward_and_backward", fails)
-    with pytest.raises(KeyError):
+    monkeypatch.setattr(training, "_forward_and_backward", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
         step(training)
     assert not torch.backends.cuda.matmul.allow_tf32
 
 
-@pytest.mark.parametrize("precision", ["fp32", "tf32"])
-@pytest.mark.parametrize("chosen", ["none", "ieee", "tf32"])
+@pytest.mark.parametrize(("precision", "chosen"), [("fp32", "tf32"), ("tf32", "ieee")])
 def test_what_a_learner_has_chosen_for_fp32_products_stays(precision, chosen):
     """By torch's newer setting, beside which its older one cannot even be read."""
     matmul = torch.backends.cuda.matmul
@@ -198,7 +162,7 @@ def test_what_a_learner_has_chosen_for_fp32_products_stays(precision, chosen):
         matmul.fp32_precision = before
 
 
-@pytest.mark.parametrize("precision", ["fp32", "amp-bf16", "bf16", "bf16-master", "bf16-master-fp32grad"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-master-fp32grad"])
 def test_gradients_are_clipped_to_the_norm(precision):
     training = on_cpu(ON_CPU.replace(precision=precision, clip_grad_norm=0.01))
     training._forward_and_backward(Unwatched())
@@ -218,7 +182,7 @@ def test_scaled_gradients_are_clipped_as_if_they_were_not():
     assert torch.nn.utils.get_total_norm(gradients).item() == pytest.approx(0.5, rel=0.01)
 
 
-@pytest.mark.parametrize("precision", ["fp32", *MASTERS])
+@pytest.mark.parametrize("precision", ["fp32", "bf16-master-fp32grad"])
 def test_gradients_that_are_not_set_to_none_are_zero(precision):
     run = ON_CPU.replace(precision=precision, set_to_none=False)
     training = on_cpu(run)
@@ -231,16 +195,8 @@ def test_gradients_that_are_not_set_to_none_are_zero(precision):
     assert all(torch.equal(*pair) for pair in zip(weights(training), weights(other), strict=True))
 
 
-@pytest.mark.parametrize("precision", ["fp16-master", "amp-fp16"])
-def test_with_loss_scaling_the_first_update_is_done(precision):
-    run = TrainingRun(tiny("gpt2"), 1, 16, precision, attention="eager")
-    training = Training(run, "cpu", simulated=False)
-    training.step(Unwatched())
-    names = {name.split(" of ")[0] for name, _ in training.named_states()}
-    assert {"exp_avg", "exp_avg_sq"} <= names and not training.skipped_an_update
-
-
-def test_an_update_that_was_skipped_is_said(monkeypatch):
-    monkeypatch.setattr("course_utils.measuring.step.LOSS_SCALE", 2.0**16)
+def test_the_first_update_is_done_and_one_that_was_skipped_is_said(monkeypatch):
     run = TrainingRun(tiny("gpt2"), 1, 16, "fp16-master", attention="eager")
+    assert "an update was skipped" not in str(trace_on_cpu(run, 1, "").provenance)
+    monkeypatch.setattr("course_utils.measuring.step.LOSS_SCALE", 2.0**16)
     assert "an update was skipped" in str(trace_on_cpu(run, 1, "").provenance)
