@@ -1,0 +1,116 @@
+"""Real ranks for tests: none is left behind, and many runs are measured in one start of processes."""
+
+import base64
+import dataclasses
+import os
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+from engine import tiny
+
+from course_utils.measurement import Measurement
+from course_utils.measuring.recorded import from_json
+from course_utils.ranks import launch
+from course_utils.ranks.worker import RESULTS
+from course_utils.run import TrainingRun
+
+HERE = f"course-ranks-test-{os.getpid()}"
+
+RUN = TrainingRun(tiny("gpt2"), 2, 32, "fp32", attention="eager", world_size=2)
+LARGE_VOCABULARY = RUN.replace(model=tiny("gpt2", vocab=8192))
+"""Its peak owes nothing to what CPU kernels do otherwise: no dropout, a large vocabulary."""
+
+
+def left_behind() -> list[psutil.Process]:
+    """Every process that was started for ranks, launcher or rank, and still runs."""
+    found = []
+    for process in psutil.process_iter(["status"]):
+        try:
+            if process.info["status"] != psutil.STATUS_ZOMBIE and HERE in process.environ().get(RESULTS, ""):
+                found.append(process)
+        except psutil.Error:  # ended since it was listed, or another user's
+            continue
+    return found
+
+
+def one_hangs():
+    import os
+    import time
+
+    print("hello from", os.environ["RANK"])
+    if os.environ["RANK"] == "1":
+        time.sleep(3600)
+
+
+def left_behind_by_a_caller_that_gets(signal_number: int) -> list[psutil.Process]:
+    """Start a process with two ranks, send it a signal when they run, and return what is left of them.
+
+    Waits for no longer than five minutes, which a busy computer does not need.
+    """
+    folders = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
+    code = f"import sys; sys.path[:0] = {folders}; import real_ranks as r; r.launch.run_ranks(r.one_hangs, 2)"
+    quiet = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
+    with subprocess.Popen([sys.executable, "-c", code], **quiet) as caller:
+        wait_until(lambda: len(left_behind()) == 3)
+        assert left_behind()
+        caller.send_signal(signal_number)
+    wait_until(lambda: not left_behind())
+    return left_behind()
+
+
+def wait_until(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 300
+    while not done() and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Check after each test: no process is left, and this one is in the group and session that it was in."""
+    folder = tmp_path_factory.mktemp(HERE)
+    monkeypatch.setattr(launch.tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    before = os.getpgrp(), os.getsid(0)
+    yield
+    assert left_behind() == []
+    assert (os.getpgrp(), os.getsid(0)) == before
+
+
+def follow_each(pickled: str):
+    """Measure each run on one rank; all in one start of processes."""
+    import base64
+    import pickle
+
+    import torch.distributed as dist
+
+    from course_utils.measurement import Provenance
+    from course_utils.measuring.data_parallel import ReplicatedTraining, ReplicaTracker
+    from course_utils.measuring.recorded import to_json
+    from course_utils.measuring.tracing import follow
+
+    dist.init_process_group("gloo")
+    found = []
+    for run in pickle.loads(base64.b64decode(pickled)):
+        provenance = Provenance("cpu", "CPU", "", "")
+        measured = follow(ReplicatedTraining(run), ReplicaTracker("cpu"), 2, provenance)
+        found.append((to_json(measured), list(measured.losses)))
+    dist.destroy_process_group()
+    return found
+
+
+def measured_together(runs: Sequence[TrainingRun]) -> dict[TrainingRun, Measurement]:
+    """Measure two steps of each run on two ranks, as rank 0 sees them."""
+    pickled = base64.b64encode(pickle.dumps(runs)).decode()
+    found = launch.run_ranks(follow_each, 2, pickled=pickled)[0]
+    return {
+        run: dataclasses.replace(from_json(content, ""), losses=losses)
+        for run, (content, losses) in zip(runs, found, strict=True)
+    }

@@ -1,0 +1,229 @@
+"""Ranks that fail in every way, and every optimizer and recipe in data parallelism, in real processes."""
+
+import base64
+import functools
+import pickle
+import signal
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine import tiny
+from real_ranks import LARGE_VOCABULARY, RUN, left_behind_by_a_caller_that_gets, measured_together, one_hangs
+from real_ranks import nothing_is_left as nothing_is_left
+
+from course_utils import estimate, measure
+from course_utils.breakdown import KINDS
+from course_utils.estimating import moments
+from course_utils.estimating.sharding import zero_1_shares
+from course_utils.estimating.states import is_hidden_matrix
+from course_utils.measurement import Measurement
+from course_utils.measuring.data_parallel import whole_batch
+from course_utils.measuring.step import Training
+from course_utils.measuring.tracing import SEED
+from course_utils.models import parameter_shapes
+from course_utils.networks import loss_of
+from course_utils.ranks import launch as distributed
+from course_utils.ranks.launch import RankFailed, run_ranks
+from course_utils.run import TrainingRun
+from course_utils.units import BLOCK
+
+Program = Callable[[str], Path]
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Program:
+    def write(text: str) -> Path:
+        path = tmp_path / "program.py"
+        path.write_text(textwrap.dedent(text))
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("forks", [True, False] if sys.platform == "linux" else [False])
+def test_every_rank_of_a_program_reports_in_order(program, monkeypatch, forks):
+    """On macOS, and where there is a GPU, which forked ranks could not use, each is a Python of its own."""
+    pretend = f"import torch; torch.cuda.is_available = lambda: {not forks}; {distributed.LAUNCHER}"
+    monkeypatch.setattr(distributed, "LAUNCHER", pretend)
+    path = program("""
+        import multiprocessing, os, sys
+        from course_utils.ranks.worker import report
+        assert __name__ == "__main__"
+        rank, of = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        forked = type(multiprocessing.current_process()).__name__ == "ForkProcess"
+        report({"rank": rank, "of": of, "argument": sys.argv[1], "forked": forked})
+    """)
+    reported = [{"rank": rank, "of": 3, "argument": "hello", "forked": forks} for rank in range(3)]
+    assert run_ranks(path, 3, ["hello"]) == reported
+
+
+def one_raises():
+    import os
+    import time
+
+    if os.environ["RANK"] == "1":
+        raise ZeroDivisionError("on purpose")
+    time.sleep(3600)
+
+
+def test_a_failing_rank_is_named_with_the_end_of_its_traceback():
+    words = r"(?s)rank 1 of one_raises\(\) failed.*ZeroDivisionError: on purpose"
+    with pytest.raises(RankFailed, match=words) as info:
+        run_ranks(one_raises, 2)
+    line = one_raises.__code__.co_firstlineno + 5
+    assert f'File "one_raises.py", line {line}, in one_raises\n    raise Zero' in str(info.value)
+
+
+def test_a_time_out_names_who_had_not_finished_and_where_it_was(monkeypatch):
+    class Clock:
+        """Lets an hour pass as soon as rank 1 has been waiting, however slow the computer is."""
+
+        sleep = staticmethod(time.sleep)
+
+        @staticmethod
+        def time() -> float:
+            waits = list(Path(distributed.tempfile.gettempdir()).glob("*/logs/*/*/1/stderr.log"))
+            return time.time() + (3600 if waits and waits[0].stat().st_size else 0)
+
+    monkeypatch.setattr(distributed, "time", Clock)
+    with pytest.raises(RankFailed, match=r"the 2 ranks of one_hangs\(\) took more than 20 s") as info:
+        run_ranks(one_hangs, 2, timeout_seconds=20)
+    said = str(info.value)
+    line = one_hangs.__code__.co_firstlineno + 6
+    assert "Not finished: rank 1." in said and "rank 0" not in said
+    assert f'File "one_hangs.py", line {line} in one_hangs' in said
+    assert "hello from 1" in said
+
+
+def test_no_rank_outlives_a_caller_that_is_interrupted():
+    assert left_behind_by_a_caller_that_gets(signal.SIGINT) == []
+
+
+def one_is_killed():
+    import os
+    import signal
+    import subprocess
+    import time
+
+    subprocess.Popen(["sleep", "600"])  # holds this rank's own files open, and outlives it
+    print("still here", flush=True)
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(3600)
+
+
+def test_a_killed_rank_is_named_and_what_it_had_started_ends_too():
+    words = r"(?s)rank 1 of one_is_killed\(\) was killed by SIGKILL.*still here$"
+    with pytest.raises(RankFailed, match=words):
+        run_ranks(one_is_killed, 2)
+
+
+def test_a_rank_without_a_result_is_named(program):
+    path = program("""
+        import os
+        from course_utils.ranks.worker import report
+        if os.environ["RANK"] == "0":
+            report(None)
+    """)
+    with pytest.raises(RankFailed, match=r"rank 1 of .* ended without a result: let it call report"):
+        run_ranks(path, 2)
+
+
+# Data parallelism
+
+PEAKS: list[dict[str, Any]] = [{"bucket_view": True, "accumulation_steps": 2}, {"zero_stage": 1}]
+RECIPES: list[dict[str, Any]] = [
+    {"optimizer": "adafactor"},
+    {"optimizer": "muon", "zero_stage": 1},
+    {"optimizer": "lion"},
+    {"optimizer": "adam8bit", "zero_stage": 1},
+    {"precision": "amp-bf16"},
+    {"precision": "amp-fp16", "zero_stage": 1},
+    {"precision": "fp16-master"},
+    {"precision": "bf16-master", "optimizer": "adamw-foreach", "bucket_view": True, "accumulation_steps": 2},
+    {"precision": "bf16-master", "optimizer": "sgd", "bucket_view": True, "zero_stage": 1},
+]
+"""Optimizers, and recipes of formats that torch's reducer takes."""
+
+
+@functools.cache
+def all_measured() -> dict[TrainingRun, Measurement]:
+    runs = [LARGE_VOCABULARY.replace(**changes) for changes in PEAKS]
+    runs += [RUN.replace(**changes) for changes in RECIPES]
+    return measured_together([*runs, RUN])
+
+
+def counters(run: TrainingRun) -> int:
+    """Bytes of AdamW's step counters, which are on the CPU in the memory that is traced."""
+    names = list(zero_1_shares(run.model, 2)[0] if run.zero_stage else parameter_shapes(run.model))
+    if run.optimizer.algorithm == "muon":
+        names = [name for name in names if not is_hidden_matrix(name, parameter_shapes(run.model)[name])]
+    return 0 if run.optimizer.algorithm in ("sgd", "lion", "adam8bit") else BLOCK * len(names)
+
+
+@pytest.mark.parametrize("changes", PEAKS, ids=str)
+def test_the_estimated_peak_is_exact_but_for_step_counters(changes):
+    run = LARGE_VOCABULARY.replace(**changes)
+    measured = all_measured()[run]
+    off = {kind: measured.breakdown[kind] - estimate(run)[kind] for kind in KINDS}
+    assert off == dict.fromkeys(KINDS, 0) | {"optimizer_states": counters(run)}
+    assert estimate(run).phase == measured.peak_phase
+
+
+@pytest.mark.parametrize("changes", RECIPES, ids=str)
+def test_the_optimizers_step_is_exact_for_every_recipe_that_is_estimated(changes):
+    run = RUN.replace(**changes)
+    expected = moments(run)["optimizer step"]
+    truth = all_measured()[run].phase_peaks["optimizer"]
+    off = {kind: truth[kind] - expected[kind] for kind in KINDS}
+    assert off == dict.fromkeys(KINDS, 0) | {"optimizer_states": counters(run)}
+
+
+def test_where_it_comes_from_is_said():
+    found = measure(RUN, "cpu")
+    assert str(found.provenance).startswith("traced on the CPU")
+    assert "rank 0 of 2 processes (gloo)" in str(found.provenance)
+    assert found.breakdown == all_measured()[RUN].breakdown
+
+
+def gradients_of_rank(pickled: str):
+    import base64
+    import pickle
+
+    import torch.distributed as dist
+
+    from course_utils.measuring.data_parallel import ReplicatedTraining
+    from course_utils.networks import loss_of
+
+    dist.init_process_group("gloo")
+    training = ReplicatedTraining(pickle.loads(base64.b64decode(pickled)))
+    loss_of(training.network(training.tokens), training.targets).backward()
+    dist.destroy_process_group()
+    return {name: weight.grad.tolist() for name, weight in training.network.module.named_parameters()}
+
+
+def test_gradients_are_those_of_the_whole_batch():
+    model = tiny("gpt2", layers=1, hidden=16, heads=2, vocab=32, max_positions=8)
+    run = TrainingRun(model, 3, 8, "fp32", attention="eager", world_size=2)
+    found = run_ranks(gradients_of_rank, 2, pickled=base64.b64encode(pickle.dumps(run)).decode())
+    whole = gradients(run, whole_batch(run)[:6])
+    part = gradients(run, whole_batch(run)[:3])
+    for name, expected in whole.items():
+        assert found[0][name] == found[1][name]
+        torch.testing.assert_close(torch.tensor(found[0][name]), expected, rtol=1e-4, atol=1e-7)
+    name = "blocks.0.mlp.up.weight"
+    assert not torch.allclose(torch.tensor(found[0][name]), part[name], rtol=1e-2)
+
+
+def gradients(run: TrainingRun, text: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Gradients of one process that sees all of `text`, with the weights that every rank begins with."""
+    torch.manual_seed(SEED)
+    network = Training(run, "cpu", simulated=False).network
+    loss_of(network(text[:, :-1]), text[:, 1:]).backward()
+    return {name: weight.grad for name, weight in network.named_parameters() if weight.grad is not None}
