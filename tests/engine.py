@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from course_utils import estimate, moments
+from course_utils.estimating.sharding import rank_0_states
 from course_utils.estimating.states import Trainable, trainable
 from course_utils.measurement import Measurement
 from course_utils.measuring import measure
@@ -53,6 +55,22 @@ def tiny(family: str, **changes: Any) -> TransformerConfig:
 def simulate(run: TrainingRun, steps: int = 2) -> Measurement:
     """`measure(run, "simulated")`, once for each run however many tests ask."""
     return measure(run, "simulated", steps)
+
+
+def assert_rank_0_is_exact(run: TrainingRun) -> None:
+    """Compare estimate and simulation of a run on many ranks: the peak, its phase, and the states."""
+    found = simulate(run)
+    expected = estimate(run)
+    assert dict(expected) == dict(found.breakdown)
+    assert expected.phase == found.peak_phase
+    for phase, highest in found.phase_peaks.items():
+        if phase not in ("clip", "optimizer", "zero_grad"):
+            assert max(m.total for m in moments(run).values() if m.phase == phase) == highest.total, phase
+    before_step = found.moments["end of backward"]
+    states = rank_0_states(run)
+    assert {kind: before_step[kind] for kind in states} == states
+    assert before_step["communication"] == before_step["temporaries"] == before_step["activations"] == 0
+    assert dict(found.moments["end of step 1"]) == dict(found.moments["end of step 2"])
 
 
 class Operators(TorchDispatchMode):
