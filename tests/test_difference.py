@@ -11,7 +11,7 @@ import pytest
 from engine import simulate, tiny
 
 from course_utils import difference, measure, read_measurement, replay, save_measurement
-from course_utils.breakdown import KINDS, MemoryBreakdown
+from course_utils.breakdown import MemoryBreakdown
 from course_utils.measurement import Allocation, Mark, Measurement, Provenance, Timeline
 from course_utils.measuring.recorded import from_json, to_json
 from course_utils.run import TrainingRun
@@ -43,6 +43,7 @@ def test_a_measurement_comes_back_whole_and_says_that_it_is_recorded(saved: Path
     assert again.breakdown == whole.breakdown
     assert again.moments == whole.moments
     assert again.phase_peaks == whole.phase_peaks
+    assert len(difference(whole, again).rows) == 1
     assert replay(again).reserved == replay(whole).reserved
     assert str(again.provenance).startswith("recorded on a simulated GPU · torch 2.")
     assert read_measurement(save_measurement(again, saved)).provenance == again.provenance
@@ -66,9 +67,8 @@ def test_a_file_that_is_not_ours_is_never_overwritten(saved: Path, tmp_path: Pat
         with pytest.raises(ValueError, match=r"nothing was written: thesis\.txt holds no measurement"):
             save_measurement(simulate(RUN), other)
         assert other.read_bytes() == content
-    for path, words in ((tmp_path, "is not a file"), (tmp_path / "none" / "a.gz", "there is no folder")):
-        with pytest.raises(ValueError, match=words):
-            save_measurement(simulate(RUN), path)
+    with pytest.raises(ValueError, match="there is no folder"):
+        save_measurement(simulate(RUN), tmp_path / "none" / "a.gz")
     with pytest.raises(TypeError, match="this is a TrainingRun"):
         save_measurement(RUN, tmp_path / "new")  # pyrefly: ignore [bad-argument-type]
     assert sorted(tmp_path.iterdir()) == [saved, other]
@@ -78,14 +78,8 @@ def test_a_file_that_is_not_ours_is_never_overwritten(saved: Path, tmp_path: Pat
     "changes",
     [
         {"allocations": [["activations", "512", [1], "float32", "add", "", "forward", 1, 0, None, ""]]},
-        {"allocations": [["activations", 512]]},
-        {"allocations": 5},
-        {"peak_event": "late"},
         {"marks": [["a", 1]]},
-        {"changes": [["512", "activations"]]},
-        {"breakdown": [{"spells": 4}, "forward", "peak"]},
         {"provenance": ["dreamt"]},
-        {"timeline": None, "moments": None},
     ],
     ids=str,
 )
@@ -102,10 +96,9 @@ def test_what_holds_no_measurement_is_refused_in_one_sentence(saved: Path, tmp_p
         read_measurement(saved)
     with pytest.raises(ValueError, match="does not exist or is not a file"):
         read_measurement(tmp_path / "none.json.gz")
-    for content in (b"", b"PK\x03\x04", b'{"schema": 1}', gzip.compress(b"[1, 2"), gzip.compress(b"[1, 2]")):
-        saved.write_bytes(content)
-        with pytest.raises(ValueError, match=r"before\.json\.gz holds no measurement"):
-            read_measurement(saved)
+    saved.write_bytes(gzip.compress(b"[1, 2]"))
+    with pytest.raises(ValueError, match=r"before\.json\.gz holds no measurement"):
+        read_measurement(saved)
 
 
 # The difference
@@ -116,35 +109,17 @@ WIDE = TrainingRun(tiny("gpt2", dropout=0.1), 16, 128, "bf16-master")
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"micro_batch": 4},
-        {"attention": "eager"},
-        {"recompute": "full"},
-        {"optimizer": "sgd"},
-        {"lora_rank": 4},
-        {"model": tiny("gpt2", layers=3)},
-        {"model": tiny("llama")},
-        {"accumulation_steps": 3},
-        {"loss_chunks": 2},
-    ],
+    [{"attention": "eager"}, {"recompute": "full"}, {"lora_rank": 4}, {"model": tiny("llama", layers=3)}],
     ids=str,
 )
-def test_the_rows_are_the_whole_difference_by_kind_too_and_change_their_sign_with_the_order(
-    change: Any,
-) -> None:
+def test_the_rows_are_the_whole_difference_and_change_their_sign_with_the_order(change: Any) -> None:
     before = simulate(WIDE)
     after = simulate(WIDE.replace(**change))
     found = difference(before, after)
-    back = difference(after, before)
     assert sum(row.bytes for row in found.rows) == found.bytes == after.peak - before.peak != 0
-    kinds = dict.fromkeys(KINDS, 0)
-    for row in found.rows[:-1]:
-        was = row.was.total if row.was else 0
-        now = row.now.total if row.now else 0
-        kinds[(row.now or row.was).kind] += row.bytes  # pyrefly: ignore [missing-attribute]
-        assert row.bytes == now - was != 0
-    assert {kind: size for kind, size in kinds.items() if size} == found.by_kind
     assert (found.rows[-1].change, found.rows[-1].bytes) == ("not attributed", 0)
+    assert sum(found.by_kind.values()) == found.bytes
+    back = difference(after, before)
     turned_round = {(row.now, row.was, -row.bytes) for row in back.rows}
     assert {(row.was, row.now, row.bytes) for row in found.rows} == turned_round
 
@@ -174,19 +149,8 @@ def made(*tensors: Allocation, phase: str = "backward") -> Measurement:
     )
 
 
-TENSOR = Allocation(
-    "activations",
-    2048,
-    (512,),
-    "float32",
-    "addmm",
-    "blocks.0.mlp",
-    "forward",
-    2,
-    0,
-    None,
-    line="model.py:42  x = up(x)",
-)
+WHERE = {"module": "blocks.0.mlp", "phase": "forward", "step": 2, "line": "model.py:42  x = up(x)"}
+TENSOR = Allocation("activations", 2048, (512,), "float32", "addmm", born=0, died=None, **WHERE)
 OTHER = dataclasses.replace(TENSOR, module="head", operation="mm", bytes=512, shape=(128,))
 
 
@@ -199,11 +163,9 @@ def what(before: Measurement, after: Measurement) -> list[tuple[str, int, int]]:
     ("changes", "expected"),
     [
         ({"line": "model.py:57  x = up(x)"}, []),
-        ({"step": 1}, []),
         ({"module": "blocks.7.mlp"}, []),
         ({"bytes": 4096, "shape": (1024,), "line": "model.py:43"}, [("grew", 1, 2048)]),
         ({"bytes": 1024, "dtype": "bfloat16", "module": "blocks.3.mlp"}, [("shrank", 1, -1024)]),
-        ({"shape": (16, 32)}, []),
         ({"kind": "temporaries"}, [("went", 1, -2048), ("came", 1, 2048)]),
         ({"operation": "gelu"}, []),
         ({"operation": "gelu", "bytes": 4096}, [("came", 1, 4096), ("went", 1, -2048)]),
@@ -219,20 +181,9 @@ def test_a_tensor_is_known_again_where_code_moved_and_by_module_and_operation(
 
 def test_of_what_changed_both_values_are_shown() -> None:
     doubled = dataclasses.replace(TENSOR, bytes=4096, dtype="float64", line="model.py:43  y = up(x)")
-    found = difference(made(TENSOR), made(doubled))
-    cells = [
-        "grew",
-        "1 ×",
-        "2.05 KB",
-        "4.10 KB",
-        "+2.05 KB",
-        "activations",
-        "blocks.0.mlp",
-        "addmm",
-        "(512,)",
-    ]
-    cells += ["float32 → float64", "forward, step 2", "model.py:43", "y = up(x)"]
-    assert re.split(r"  +", repr(found).splitlines()[2].strip()) == cells
+    shown = re.sub(r"  +", " | ", repr(difference(made(TENSOR), made(doubled))).splitlines()[2].strip())
+    assert shown.startswith("grew | 1 × | 2.05 KB | 4.10 KB | +2.05 KB | activations | blocks.0.mlp | addmm")
+    assert shown.endswith("float32 → float64 | forward, step 2 | model.py:43 | y = up(x)")
 
 
 def test_graphs_of_earlier_steps_and_blocks_that_were_added_are_rows_of_their_own() -> None:
@@ -243,13 +194,6 @@ def test_graphs_of_earlier_steps_and_blocks_that_were_added_are_rows_of_their_ow
     blocks = [dataclasses.replace(TENSOR, module=f"blocks.{number}.mlp") for number in range(4)]
     (row, _) = difference(made(*blocks[:2]), made(*blocks)).rows
     assert row.now and (row.was, row.bytes, row.now.count, row.now.module) == (None, 4096, 2, "blocks.*.mlp")
-
-
-def test_tensors_that_another_module_makes_now_are_counted_and_not_listed() -> None:
-    moved = dataclasses.replace(TENSOR, module="model.blocks.0.mlp")
-    found = difference(made(TENSOR, OTHER), made(moved, OTHER))
-    assert found.elsewhere == 1 and len(found.rows) == 1
-    assert "Not shown: 1 tensors that differ only in operation or module." in repr(found)
 
 
 def test_a_peak_that_moved_to_another_phase_is_said_first() -> None:
@@ -278,24 +222,9 @@ def test_what_a_recording_does_not_hold_is_not_attributed_and_said() -> None:
     assert f"Of after the allocations at the peak alone are kept, {small}." in repr(found)
 
 
-def test_of_two_live_measurements_the_counters_are_compared_too() -> None:
-
-    def counted(run: TrainingRun, beyond: int) -> Measurement:
-        measured = simulate(run)
-        return dataclasses.replace(measured, counters={"allocated": measured.peak + beyond})
-
-    before = counted(RUN, 1000)
-    after = counted(RUN.replace(micro_batch=4), 9000)
-    assert "+8.00 KB beyond the tensors" in repr(difference(before, after))
-
-
 def test_it_draws_so_many_rows_and_code_does_not_become_markup() -> None:
     compares = dataclasses.replace(TENSOR, line="model.py:4  if a < b:")
     found = difference(made(), made(compares, OTHER), count=1)
     assert len(found.rows) == 3 and "Not shown: 1 more rows, +512 B." in repr(found)
     html = found._repr_html_()
     assert html.count("<tr>") == 3 and "a &lt; b" in html and "not attributed" in html and "head" not in html
-
-
-def test_a_saved_measurement_has_no_difference_to_itself(saved: Path) -> None:
-    assert len(difference(simulate(RUN), read_measurement(saved)).rows) == 1
