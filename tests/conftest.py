@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-LONGEST = ("test_site_live.py", "test_wheel.py", "test_site.py", "test_browser_full.py", "test_grading_whole.py")
+LONGEST = (
+    "test_site_live.py", "test_wheel.py", "test_site.py", "test_browser_full.py", "test_grading_whole.py",
+)  # fmt: skip
 """Files that take a minute or so. A worker that is free takes the next file: the last ones should be short.
 """
 
