@@ -124,6 +124,22 @@ def test_a_killed_rank_is_named_and_what_it_had_started_ends_too():
         run_ranks(one_is_killed, 2)
 
 
+def outlives_its_end():
+    import weakref
+
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    group = weakref.ref(dist.group.WORLD)
+    dist.destroy_process_group()
+    return group() is not None
+
+
+def test_a_destroyed_group_lives_until_its_rank_ends():
+    """Else the reducer of a DDP model that is freed later may wait for ever."""
+    assert run_ranks(outlives_its_end, 1) == [True]
+
+
 def test_a_rank_without_a_result_is_named(program):
     path = program("""
         import os
