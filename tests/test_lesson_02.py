@@ -276,6 +276,21 @@ def test_each_rule_of_the_lesson_walks_as_torchs_optimizer_does(rule: str) -> No
         assert one == pytest.approx(other, rel=1e-6, abs=1e-9)
 
 
+def test_the_lessons_adamw_equals_torchs_in_double() -> None:
+    """The notebook compares losses alone, to four digits: weight decay left out would not show there."""
+    made = names_from_cells("02", "def walk(", "def adam(", "class HandAdamW")["HandAdamW"]
+    dice = torch.Generator().manual_seed(0)
+    ours = torch.nn.Parameter(torch.randn(4, 3, generator=dice, dtype=torch.float64))
+    theirs = torch.nn.Parameter(ours.detach().clone())
+    optimizers = made([ours], 0.01), torch.optim.AdamW([theirs], lr=0.01)
+    for _ in range(50):
+        ours.grad = torch.randn(4, 3, generator=dice, dtype=torch.float64)
+        theirs.grad = ours.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-14)
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_turning_the_valley_changes_the_walk_of_those_with_v_alone(rule: str) -> None:
     turned = Valley(25, 40)
