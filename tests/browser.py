@@ -53,11 +53,6 @@ RUN_CELL = """(index) => {
     content.activeCellIndex = index;
     jupyterapp.commands.execute('notebook:run-cell');
 }"""
-DRAWN = """(count) => {
-    const drawn = [...document.querySelectorAll('.jp-NotebookPanel:not(.lm-mod-hidden) .jp-Cell')];
-    return drawn.filter((cell) => cell.innerText.trim()).length >= count;
-}"""
-"""True when the notebook in front shows text in `count` cells."""
 
 
 @contextmanager

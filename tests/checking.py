@@ -44,8 +44,6 @@ class Answers:
     wrong: Sequence[tuple[Any, str]]
 
 
-def nothing(*_: Any, **__: Any) -> None:
-    """A function without a return."""
 
 
 def hint(number: str, answer: Any) -> str:
