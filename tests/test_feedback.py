@@ -91,18 +91,12 @@ def test_notebook_shows_one_line_and_no_traceback(tmp_path: Path) -> None:
         (ends, EXITS),
         (giving(None), "does every path end in `return`?"),
         (giving("3 GB"), "returned a text, but the exercise asks for a number"),
-        (giving(True), "returned True or False, but the exercise asks for a number"),
         (giving(float("nan")), "not finite"),
         (lambda amount: 3, "should take (size)"),
     ],
 )
 def test_answers_that_are_no_answers_are_named(answer: Any, message: str) -> None:
     assert message in says(call, answer, size=3)
-
-
-def test_a_long_call_is_told_in_short() -> None:
-    long = says(call, giving(None), 7, size=10**6, unit="GB", rows=list(range(1000)))
-    assert "Called with 7, size=1_000_000, unit='GB', rows=[0, 1" in long and len(long) < 200
 
 
 def test_an_answer_leaves_what_it_was_given_as_it_was_unless_it_may_change_it() -> None:
@@ -237,5 +231,4 @@ def test_entries_are_those_that_were_asked_for() -> None:
 
 
 def test_numbers_are_alike_up_to_rounding() -> None:
-    assert alike([0.1 + 0.2, 0], (0.3, 0.0)) and alike([1.0], [1.0005], 1e-3)
-    assert not alike([1.0], [1.0001]) and not alike([0.0], [1e-9])
+    assert alike([0.1 + 0.2, 0], (0.3, 0.0)) and not alike([1.0], [1.0001]) and not alike([0.0], [1e-9])

@@ -68,7 +68,6 @@ def test_every_file_is_made_and_named_with_what_is_left_to_say(
 @pytest.mark.parametrize(
     ("number", "name", "title", "words"),
     [
-        ("8", "tides", "", "Number 8 is taken by 08_gradient_accumulation.py"),
         ("99", "tides", "", "Number 99 is not free: free are 07, 13, 15, 17, 20."),
         (NEW.number, "High Tide", "", "use small letters and underscores, as in my_lesson"),
         (NEW.number, "lora", "", "The name 'lora' is taken by lora"),

@@ -3,8 +3,9 @@
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -33,28 +34,23 @@ class Kernel:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "COURSE_SOURCE": "simulated"}
         self.manager, self.client = start_new_kernel(env=environment)
 
-    def run(self, code: str, when: Callable[[str], bool] = lambda _: False) -> tuple[str, str]:
-        """What a cell returns, and its error; interrupted once `when` is true of what it prints."""
-        asked = self.client.execute(code, allow_stdin=True)
-        value = ""
-        error = ""
-        interrupted = False
-        while True:
-            message = self.client.get_iopub_msg(timeout=300)
-            kind = message["msg_type"]
-            content = message["content"]
-            if message["parent_header"].get("msg_id") != asked:
-                continue
-            if kind == "status" and content["execution_state"] == "idle":
-                self.client.get_shell_msg(timeout=300)
-                return value, re.sub(r"\x1b\[[\d;]*m", "", error)
+    def run(self, code: str, interrupt_at: str = "") -> tuple[str, str]:
+        """What a cell returns, and its error; it is interrupted once, when it prints these words."""
+        heard = {"execute_result": "", "error": ""}
+        waited_for = [interrupt_at] if interrupt_at else []
+
+        def hear(message: dict[str, Any]) -> None:
+            kind, content = message["msg_type"], message["content"]
             if kind == "execute_result":
-                value = content["data"]["text/plain"]
+                heard[kind] = content["data"]["text/plain"]
             elif kind == "error":
-                error = "\n".join(content["traceback"])
-            elif kind == "stream" and not interrupted and when(content["text"]):
-                interrupted = True
+                heard[kind] = "\n".join(content["traceback"])
+            elif kind == "stream" and waited_for and waited_for[0] in content["text"]:
+                waited_for.clear()
                 self.manager.interrupt_kernel()
+
+        self.client.execute_interactive(code, allow_stdin=True, output_hook=hear, timeout=600)
+        return heard["execute_result"], re.sub(r"\x1b\[[\d;]*m", "", heard["error"])
 
 
 @pytest.fixture(scope="module")
@@ -71,23 +67,21 @@ def test_an_interrupt_ends_a_measurement_and_the_next_one_is_right(kernel: Kerne
     again = "measure(TrainingRun('tiny-gpt', seq_len=16), 'simulated', {}).peak"
     fresh = kernel.run(again.format(3))[0]
     for asked in ("simulating step 1 of 1000", "simulating step 3 of 1000"):
-        error = kernel.run(again.format(1000), when=lambda said, asked=asked: asked in said)[1]
+        error = kernel.run(again.format(1000), asked)[1]
         assert "KeyboardInterrupt" in error
         assert kernel.run(again.format(3))[0] == fresh
     loop = "import torch\nwith on_gpu():\n    while True:\n        torch.ones(3, device='cuda')"
-    assert "KeyboardInterrupt" in kernel.run(loop, when=lambda said: "simulated GPU" in said)[1]
+    assert "KeyboardInterrupt" in kernel.run(loop, "simulated GPU")[1]
     assert kernel.run("torch.ones(3).sum().item(), torch.nn.Module.__call__.__qualname__")[0]
     endless = "print('go', flush=True)\nwhile True: pass"
-    assert "KeyboardInterrupt" in kernel.run(endless, when=lambda _: True)[1]
+    assert "KeyboardInterrupt" in kernel.run(endless, "go")[1]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no ranks on Windows")
 def test_interrupted_ranks_end(kernel: Kernel) -> None:
     code = "from course_utils.ranks.launch import run_ranks\n"
     code += "def wait(seconds):\n    import time\n    time.sleep(seconds)\n"
-    error = kernel.run(
-        f"{code}run_ranks(wait, 2, seconds=3600)", when=lambda said: "running 2 ranks" in said
-    )[1]
+    error = kernel.run(f"{code}run_ranks(wait, 2, seconds=3600)", "running 2 ranks")[1]
     assert "KeyboardInterrupt" in error
     process = psutil.Process(int(kernel.run("import os\nos.getpid()")[0]))
     assert [one.cmdline() for one in process.children(recursive=True)] == []
