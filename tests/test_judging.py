@@ -75,19 +75,15 @@ def test_equal_tensors_are_the_same_and_a_missing_gradient_is_only_itself() -> N
         assert not same([X], other)
 
 
-def step(model: Any, optimizer: Any, micro_batches: Any) -> Any:
-    raise KeyError(f"{len(micro_batches)} micro-batches")
-
-
-def test_what_a_function_raises_on_a_rank_reaches_the_learner() -> None:
-    with pytest.raises(CheckFailed, match=r"On real ranks, your function raised KeyError: '4 micro-batches'"):
-        found_on_ranks(RANKS, 2, "step", step)
+def test_a_function_without_a_text_is_named_before_ranks_start() -> None:
     with pytest.raises(CheckFailed, match="with `def`"):
         found_on_ranks(RANKS, 2, "step", lambda *given: given)
 
 
 def test_a_function_that_ends_a_rank_or_leaves_a_setting_spoils_no_other() -> None:
-    for line, said in (("sys.exit(3)", EXITS), ("torch.set_default_dtype(torch.bfloat16)", None)):
+    raised = "On real ranks, your function raised KeyError: 'x'"
+    lines = {"sys.exit(3)": EXITS, "raise KeyError('x')": raised, "torch.set_default_dtype(torch.half)": None}
+    for line, said in lines.items():
         source = f"def f():\n    {line}"
         found = _outcome(lambda f: {"value": f()}, {"torch": torch, "sys": sys}, source, "f")
         assert found.get("said") == said

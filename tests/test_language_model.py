@@ -26,14 +26,14 @@ def test_the_same_seed_gives_the_same_training_and_the_global_dice_are_left_alon
     assert torch.equal(before, torch.random.get_rng_state())
 
 
-@pytest.mark.parametrize(("optimizer", "rate"), [("sgd", 0.3), ("muon", 1e-2)])
-def test_every_optimizer_learns(optimizer: str, rate: float) -> None:
+@pytest.mark.parametrize(("optimizer", "rate"), [("sgd", 0.3), ("adamw", 3e-3)])
+def test_it_learns(optimizer: str, rate: float) -> None:
     model = lm.language_model()
     made = make_optimizer(OPTIMIZERS[optimizer], list(model.named_parameters()))
     for part in (made, *getattr(made, "parts", ())):
         for group in part.param_groups:
             group["lr"] = rate
-    trained = train_language_model(lambda _: made, steps=40, model=model)
+    trained = train_language_model(lambda _: made, steps=25, model=model)
     assert trained.losses[0] == pytest.approx(math.log(len(lm.vocabulary())), abs=0.3)  # knows nothing yet
     assert trained.final < 0.9 * trained.losses[0]
 

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import psutil
 import pytest
 from jupyter_client.manager import start_new_kernel
+from nbclient import NotebookClient
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -75,6 +77,19 @@ def test_an_interrupt_ends_a_measurement_and_the_next_one_is_right(kernel: Kerne
     assert kernel.run("torch.ones(3).sum().item(), torch.nn.Module.__call__.__qualname__")[0]
     endless = "print('go', flush=True)\nwhile True: pass"
     assert "KeyboardInterrupt" in kernel.run(endless, "go")[1]
+
+
+def test_a_notebook_that_nobody_watches_shows_nothing_of_how_far_slow_work_is() -> None:
+    """Although the line is due at once."""
+    slow = """
+import course_utils.pace
+from course_utils import TrainingRun, measure
+course_utils.pace.AFTER_SECONDS = 0.0
+measure(TrainingRun("tiny-gpt", seq_len=16), "simulated").peak
+"""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(slow)])
+    NotebookClient(notebook, timeout=1200).execute()
+    assert [output.output_type for output in notebook.cells[0].outputs] == ["execute_result"]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no ranks on Windows")
