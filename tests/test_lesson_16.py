@@ -6,11 +6,11 @@ import pytest
 import torch
 from checking import Answers, JudgedAnswers
 from edits import edited
+from lesson_source import SOURCES, cells
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
-from torch_statements import SOURCES, cells
 
 from course_utils import estimate
 from course_utils.estimating.step_time import model_flops
