@@ -144,11 +144,6 @@ def test_every_run_has_a_hash_of_the_torch_that_is_pinned_and_of_each_other_that
         assert hashed(found).keys() == build_runs().keys(), version
 
 
-def test_a_choice_that_is_ignored_gets_no_hash():
-    found = {"plain": "1f", "with a choice": "1f", "another": "2e"}
-    assert told_apart(found) == {"plain": "1f", "with a choice": "none: the same as plain", "another": "2e"}
-
-
 @pytest.mark.skipif(
     not other_interpreters(), reason=f"no other build to compare with: set {OTHERS} to interpreters"
 )

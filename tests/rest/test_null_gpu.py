@@ -6,54 +6,12 @@ import sys
 import sysconfig
 from pathlib import Path
 
-import null_gpu
 import pytest
-from null_gpu import Check, checks, failed_demos, failed_tasks, failed_tests, missing, perform, standing_in
+from null_gpu import checks, missing, standing_in
 
 from course_utils.evidence.tasks import recording_list
 
 SITE = Path(sysconfig.get_path("platlib"))
-
-PYTEST = (
-    "..F\n"
-    "= short test summary info =\n"
-    "FAILED tests/test_x.py::test_y - assert 1 == 2\n"
-    "ERROR tests/test_z.py\n"
-    "2 failed"
-)
-OPERATIONS = [{"operation": "gelu", "scratch": 0}, {"operation": "linear", "scratch": -4}]
-TASKS = [
-    {"task": "one", "status": "measured", "detail": "", "parts": {"history": {"exact": True}}},
-    {"task": "two", "status": "failed", "detail": "KeyError: 1", "parts": {}},
-    {"task": "three", "status": "measured", "detail": "", "parts": {"history": {"exact": False}}},
-    {"task": "four", "status": "measured", "detail": "", "parts": {"scratch": {"operations": OPERATIONS}}},
-]
-DEMOS = "pass    2 s  1 · One\nFAIL   11 s  2 · Two: KeyError: 'x'\n1 failed\n"
-
-
-def test_tests_tasks_and_demos_that_failed_are_named(tmp_path):
-    assert failed_tests(PYTEST) == ["tests/test_x.py::test_y - assert 1 == 2", "tests/test_z.py"]
-    assert failed_demos(DEMOS) == ["2 · Two: KeyError: 'x'"]
-    (tmp_path / "a-gpu.jsonl").write_text("".join(json.dumps(task) + "\n" for task in TASKS))
-    assert failed_tasks(tmp_path, "Recorded in /x. 1 are left: run the same command again.") == [
-        "two: failed KeyError: 1",
-        "three: the replay of the allocator's history is not exact",
-        "four: the scratch of linear is negative",
-        "1 are left",
-    ]
-
-
-def test_a_check_fails_for_its_exit_code_but_not_for_what_the_null_gpu_cannot_do(tmp_path, monkeypatch):
-    monkeypatch.setattr(null_gpu, "CANNOT", {"a check: x - nan*": "It has no numbers."})
-
-    def performed(code: str) -> null_gpu.Result:
-        return perform(Check("a check", ["-c", code], 60.0, failed_tests), sys.executable, {}, tmp_path)
-
-    assert performed("print('fine')").failures == []
-    assert performed("raise KeyError('z')").failures == ["exit code 1: KeyError: 'z'"]
-    result = performed("print('FAILED x - nan is not 1'); print('FAILED y - nan')")
-    assert result.failures == ["y - nan"]
-    assert result.explained == ["x - nan is not 1 Why: It has no numbers."]
 
 
 def test_every_live_path_is_checked():
