@@ -44,8 +44,6 @@ class Answers:
     wrong: Sequence[tuple[Any, str]]
 
 
-
-
 def hint(number: str, answer: Any) -> str:
     """The message with which the check of that exercise refuses `answer`."""
     return said(every_check()[number], answer)

@@ -144,7 +144,6 @@ def test_gathered_and_reduced_buffers_are_on_streams_of_their_own(tmp_path):
         (measure, {"lora_rank": 4}, "lora_rank=0"),
         (measure, {"zero_stage": 1}, r"zero_stage 2 and 3 .* source='simulated', 0 and 1 .* source='cpu'"),
     ],
-    ids=str,
 )
 def test_what_is_not_covered_is_refused(verb, changes, words):
     sources = ["simulated"] if verb is measure else []
