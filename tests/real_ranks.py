@@ -61,7 +61,10 @@ def left_behind_by_a_caller_that_gets(signal_number: int) -> list[psutil.Process
         assert left_behind()
         caller.send_signal(signal_number)
     wait_until(lambda: not left_behind())
-    return left_behind()
+    left = left_behind()
+    for process in left:
+        process.kill()
+    return left
 
 
 def wait_until(done: Callable[[], bool]) -> None:

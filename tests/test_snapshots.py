@@ -168,9 +168,11 @@ def test_a_history_may_begin_with_a_step_and_leave_out_small_tensors_but_keeps_i
     entries, of_step_2, of_large = (part["device_traces"][0] for part in (whole, later, large))
     assert [one["addr"] for one in of_step_2] == [one["addr"] for one in entries[-len(of_step_2) :]]
     assert sum(entry["action"] in ("alloc", "free_completed") for entry in of_step_2) == len(ours) - begins
-    freed = [entry["size"] for entry in of_large if entry["action"] == "free_completed"]
-    assert min(freed) >= 10**5 and len(of_large) < len(entries)
+    (of_both,) = snapshot_of(ours, since=2, least="100 KB")["device_traces"]
+    for part in (of_large, of_both):
+        assert min(entry["size"] for entry in part if entry["action"] == "free_completed") >= 10**5
     assert left_alive(of_large) == left_alive(entries) == ours.requested[-1]
+    assert left_alive(of_both) == ours.requested[-1] - ours.requested[begins - 1]
     for plot in (_memory_viz.trace_plot, _memory_viz.segment_plot, _memory_viz.trace, _memory_viz.segsum):
         assert plot(copy.deepcopy(later))
     with pytest.raises(ValueError, match="since=3: this replay has steps 1 to 2"):
