@@ -61,7 +61,7 @@ def test_a_ring_sends_every_chunk_but_ones_own_and_stage_3_half_as_much_again():
 def test_unknown_ranks_and_stages_are_refused():
     for ranks in (0, 1.5, True):
         with pytest.raises(ValueError, match="ranks: a whole number of at least 1"):
-            all_reduce_bytes(10, ranks)
+            all_reduce_bytes(10, ranks)  # pyrefly: ignore [bad-argument-type]
     with pytest.raises(ValueError, match=r"0 \(nothing is sharded\), 1, 2 or 3"):
         zero_bytes(10, 2, 4)
 
