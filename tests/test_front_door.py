@@ -188,9 +188,9 @@ def test_a_command_goes_on_where_it_was_called_in_the_courses_environment(monkey
 @pytest.mark.parametrize(
     ("words", "targets"),
     [
-        ([], ["tests", "notebooks"]),
-        (["--rest"], ["tests/rest", "solutions"]),
-        (["--full"], ["tests/rest", "solutions"]),
+        ([], ["tests", "notebooks", f"--ignore={maintain.DEMOS}"]),
+        (["--rest"], ["tests/rest", "solutions", maintain.DEMOS]),
+        (["--full"], ["tests/rest", "solutions", maintain.DEMOS]),
         (["tests/test_units.py::test_x"], []),
     ],
 )

@@ -13,7 +13,8 @@ from .command import SAME_ANSWERS, Command, course_environment, hand_over, need_
 from .environment import SetupError
 
 TEST_TARGETS = ("tests", "notebooks")
-REST_TARGETS = ("tests/rest", "solutions")
+DEMOS = "notebooks/demos.ipynb"
+REST_TARGETS = ("tests/rest", "solutions", DEMOS)
 """What is slow and rarely fails. pytest finds `tests/rest` only where it is named: see pyproject.toml."""
 
 # A worker that dies ends the run: pytest-xdist's replacement would start its file again, and may wait for
@@ -62,8 +63,9 @@ def test_targets(root: Path, chosen: Namespace) -> list[str]:
         return []
     if chosen.lesson:
         return one_lesson(root, chosen.lesson)
-    names = REST_TARGETS if chosen.rest or chosen.full else TEST_TARGETS
-    return [name for name in names if (root / name).exists()]
+    rest = chosen.rest or chosen.full
+    found = [name for name in (REST_TARGETS if rest else TEST_TARGETS) if (root / name).exists()]
+    return found if rest else [*found, f"--ignore={DEMOS}"]
 
 
 def one_lesson(root: Path, number: str) -> list[str]:

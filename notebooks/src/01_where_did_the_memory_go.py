@@ -2,6 +2,7 @@
 # jupyter:
 #   course:
 #     minutes: 65
+#     cpu_seconds: 110
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python

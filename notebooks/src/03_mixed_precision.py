@@ -2,6 +2,7 @@
 # jupyter:
 #   course:
 #     minutes: 75
+#     cpu_seconds: 70
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python

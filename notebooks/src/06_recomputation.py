@@ -2,6 +2,7 @@
 # jupyter:
 #   course:
 #     minutes: 80
+#     cpu_seconds: 75
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python

@@ -2,7 +2,7 @@
 # jupyter:
 #   course:
 #     minutes: 45
-#     budget_seconds: 90
+#     cpu_seconds: 75
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python

@@ -2,7 +2,7 @@
 # jupyter:
 #   course:
 #     minutes: 80
-#     budget_seconds: 90
+#     cpu_seconds: 85
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python

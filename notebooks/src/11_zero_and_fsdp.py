@@ -2,7 +2,7 @@
 # jupyter:
 #   course:
 #     minutes: 75
-#     budget_seconds: 90
+#     cpu_seconds: 75
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -254,7 +254,6 @@ def sharded(dtype, reshard):
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     from course_utils.lessons.sharding.sent import SentBytes
 
-    dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(250, 1001), nn.GELU(), nn.Linear(1001, 250))
     policy = MixedPrecisionPolicy(param_dtype=getattr(torch, dtype), reduce_dtype=torch.float32)
@@ -269,6 +268,13 @@ def sharded(dtype, reshard):
     torch.optim.AdamW(model.parameters(), lr=1e-3).step()  # steps the shards
     after = (model(x) - x).square().mean()
     return [loss.item(), after.item()], sent.by_kind
+
+
+def each_sharded(trainings):
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    return {name: sharded(**choices) for name, choices in trainings.items()}
 
 
 # %%
@@ -290,27 +296,30 @@ def zero_1():
         loss.backward()
         optimizer.step()
     after = (model(x) - x).square().mean()
-    return [loss.item(), after.item()], sent.by_kind
+    return {"stage 1": ([loss.item(), after.item()], sent.by_kind)}
 
 
 # %%
 numbers = 2 * 250 * 1001 + 1001 + 250
 per_number = {}
-trainings = (
-    ("one process", 1, sharded, {"dtype": "float32", "reshard": True}),
-    ("stage 3", 2, sharded, {"dtype": "float32", "reshard": True}),
-    ("stage 2", 2, sharded, {"dtype": "float32", "reshard": False}),
-    ("stage 3, bf16", 2, sharded, {"dtype": "bfloat16", "reshard": True}),  # change this
-    ("stage 1", 2, zero_1, {}),
-)
-for name, ranks, function, choices in trainings:
-    found = run_ranks(function, world_size=ranks, **choices)
-    before, after = torch.tensor([losses for losses, _ in found]).mean(0)
-    per_number[name] = {kind: round(size / numbers, 1) for kind, size in found[0][1].items()}
-    print(
-        f"{name:13s} loss {before:.3f}, after a step {after:.3f}; "
-        f"bytes per parameter: {per_number[name]}"
-    )
+alone = {"one process": {"dtype": "float32", "reshard": True}}
+trainings = {
+    "stage 3": {"dtype": "float32", "reshard": True},
+    "stage 2": {"dtype": "float32", "reshard": False},
+    "stage 3, bf16": {"dtype": "bfloat16", "reshard": True},  # change this
+}
+found = [run_ranks(each_sharded, 1, trainings=alone)]
+found += [run_ranks(each_sharded, 2, trainings=trainings), run_ranks(zero_1, 2)]
+for ranks in found:
+    for name in ranks[0]:
+        before, after = torch.tensor([rank[name][0] for rank in ranks]).mean(0)
+        per_number[name] = {
+            kind: round(size / numbers, 1) for kind, size in ranks[0][name][1].items()
+        }
+        print(
+            f"{name:13s} loss {before:.3f}, after a step {after:.3f}; "
+            f"bytes per parameter: {per_number[name]}"
+        )
 ddp = per_number["stage 1"]["all-reduce"]  # what plain data parallelism sends
 reveal("11.price", sum(per_number["stage 3"].values()) / ddp, unit="times")
 

@@ -2,7 +2,7 @@
 # jupyter:
 #   course:
 #     minutes: 90
-#     budget_seconds: 60
+#     cpu_seconds: 75
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python

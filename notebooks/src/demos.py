@@ -2,6 +2,7 @@
 # jupyter:
 #   course:
 #     minutes: 31
+#     cpu_seconds: 35
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python

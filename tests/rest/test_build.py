@@ -25,7 +25,7 @@ from course_utils.interactive.notebook_runs import BuildError, read_notebook, ru
 LESSON = """
 # ---
 # jupyter:
-#   course: {minutes: 20, budget_seconds: 30}
+#   course: {minutes: 20, cpu_seconds: 30}
 # ---
 
 # %% [markdown]
@@ -99,7 +99,7 @@ def test_a_lesson_is_executed_with_the_simulated_gpu_and_an_exercise_has_a_gap(c
     assert kinds == ["slide", "subslide", "subslide", "skip", "notes"]
     assert [text.id, end.id] == ["01_first-01", "01_first-05"]
     assert set(notebook.metadata) == {"course", "kernelspec", "language_info"}
-    assert notebook.metadata.course.items() >= {"minutes": 20, "budget_seconds": 30}.items()
+    assert notebook.metadata.course.items() >= {"minutes": 20, "cpu_seconds": 30}.items()
 
     exercise = read_notebook(course / "exercises/01_first.ipynb")
     solution = read_notebook(course / "solutions/01_first.ipynb")

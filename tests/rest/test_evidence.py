@@ -160,7 +160,7 @@ def test_figures_of_the_page_are_what_the_course_estimates_and_fit_their_gpu_or_
 
 def test_what_a_gpu_counted_for_scripts_is_on_the_page_and_of_the_scripts_of_the_tree(monkeypatch):
     """A script that changes is counted again: what the card counted belongs to other bytes."""
-    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parent / "gpu"))
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[1] / "gpu"))
     import tables
 
     assert tables.filled(PAGE) == PAGE, "run `python tests/gpu/tables.py --write`"
