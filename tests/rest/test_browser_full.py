@@ -1,4 +1,4 @@
-"""JupyterLab in a real browser, in full: sliders, cards, guesses, themes, two lessons from top to bottom."""
+"""JupyterLab in a real browser, in full: sliders, cards, guesses, themes, a lesson from top to bottom."""
 
 import shutil
 from collections.abc import Iterator
@@ -163,7 +163,7 @@ def test_pictures_of_a_notebook_that_is_not_trusted_are_seen_and_described(
         assert shown.evaluate_all(PICTURES) == [[WIDE, figure.alt] for figure in figures]
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("path", committed_notebooks(ROOT, "notebooks"), ids=lambda path: path.stem)
 def test_lesson_runs_in_the_browser(playground: browser.Page, path: Path) -> None:
     """From top to bottom without an error, and everybody can read its outputs."""

@@ -32,13 +32,13 @@ PUZZLE = [
 
 
 @pytest.mark.parametrize("run", WIDE, ids=str)
-@pytest.mark.sweep(12)
+@pytest.mark.sweep(8)
 def test_runs_of_published_widths_are_exact(run: TrainingRun) -> None:
     exact(run)
 
 
 @pytest.mark.parametrize("run", PUZZLE, ids=str)
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 def test_gpt2_xl_of_the_opening_question_is_exact(run: TrainingRun) -> None:
     exact(run)
 

@@ -28,7 +28,7 @@ def measurable(run: TrainingRun) -> bool:
     return run.world_size == run.tensor_parallel == 1 and run.precision.name != "fp8"
 
 
-@pytest.mark.sweep(12)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("number", [number for number, run in enumerate(RUNS) if measurable(run)])
 def test_a_frozen_run_is_right(number: int) -> None:
     found = accuracy.outcome(number, RUNS[number])
@@ -68,7 +68,7 @@ def published_hash(name: str, item: Recording) -> str:
     return hash_of(simulated(replace(row, capability=capability, torch=(major, minor)))[0].allocations)
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(("hashes", "now"), list(recorded_steps()))
 def test_the_course_still_takes_the_step_that_was_recorded(
     hashes: dict[str, str], now: Callable[[], str]

@@ -8,6 +8,6 @@ ROWS = [row for row in published_rows() if row.family]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
-@pytest.mark.sweep(10)
+@pytest.mark.sweep(6)
 def test_a_row_says_again_what_was_frozen(row: Row):
     assert say(row) == row.said
