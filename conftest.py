@@ -21,7 +21,7 @@ NEEDED = ("nbval", "nbclient", "torch", "ipykernel", "ipywidgets", "matplotlib")
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
-    if not pluginmanager.hasplugin("nbval"):  # they are refused below, in words
+    if not pluginmanager.hasplugin("nbval"):  # `pytest_configure` then says what is missing
         for option in ("--nbval", "--nbval-lax"):
             parser.addoption(option, action="store_true", help="run notebooks (nbval is not installed here)")
 

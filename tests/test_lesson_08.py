@@ -156,7 +156,7 @@ def measure_noise(model: Any, parts: list[Any]) -> Any:
 
 
 def by_difference(model: Any, parts: list[Any]) -> tuple[float, float]:
-    """Each gradient is the difference of `.grad`, of which it keeps a copy."""
+    """Each gradient is the difference between `.grad` and the copy that it keeps."""
     k = len(parts)
     b = len(parts[0][0])
     squares = 0.0

@@ -246,10 +246,10 @@ def test_figures_draw_the_bytes_that_they_were_given(real: dict[str, calculators
     cells = re.findall(r'data-bytes="(-?\d+)"', gap_map(table, truth.peak, "Gaps").svg)
     given = [size for found in table.values() for size in (*found.values(), sum(found.values()))]
     assert [int(size) for size in cells] == given
-    mended = corrected("ZeRO", [term.name for term in TERMS], run, truth, "ZeRO corrected")
-    ends = re.findall(r'data-to="(-?\d+)"', mended.svg)
+    fixed = corrected("ZeRO", [term.name for term in TERMS], run, truth, "ZeRO corrected")
+    ends = re.findall(r'data-to="(-?\d+)"', fixed.svg)
     assert len(ends) == len(TERMS) + 2 and int(ends[-1]) == truth.peak
-    assert "Simulated: " in mended.alt and "easured" not in mended.svg
+    assert "Simulated: " in fixed.alt and "easured" not in fixed.svg
     dots = strips({"one": {"a": 0.5, "b": 2.0}, "other": {}}, "Two answers", "from a test", {"b"})
     assert re.findall(r'data-ratio="([\d.]+)"', dots.svg) == ["0.5", "2"]
     assert "one −50.0 to +100.0 %; other no answer" in dots.alt

@@ -184,7 +184,7 @@ def test_korthikantis_table():
 
 
 def test_ranks_share_all_but_norms_positions_and_biases_after_a_sum():
-    model = tiny("gpt2", vocab=511)  # of which 2 ranks make 512
+    model = tiny("gpt2", vocab=511)  # 2 ranks pad it to 512
     h = model.hidden
     replicated = model.layers * (4 * h + 2 * h) + 2 * h + model.max_positions * h
     of_one = sum(map(prod, megatron.rank_shapes(model, 2).values()))

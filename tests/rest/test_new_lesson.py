@@ -1,4 +1,4 @@
-"""Does a lesson that `new-lesson` made build as it stands, and are its checks judged?"""
+"""Does a lesson that `new-lesson` made build without a change, and are its checks judged?"""
 
 import os
 import re

@@ -172,7 +172,7 @@ def test_bad_options_are_refused_in_one_line(arguments, said, capsys, monkeypatc
     assert list(tmp_path.iterdir()) == []
 
 
-# What a task's process does, with a device of which everything is known
+# What a task's process does, with a device whose every answer is known
 
 
 class Scripted(Host):
