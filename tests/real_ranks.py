@@ -16,8 +16,7 @@ from engine import tiny
 
 from course_utils.measurement import Measurement
 from course_utils.measuring.recorded import from_json
-from course_utils.ranks import launch
-from course_utils.ranks.worker import RESULTS
+from course_utils.ranks import launch, loaded
 from course_utils.run import TrainingRun
 
 HERE = f"course-ranks-test-{os.getpid()}"
@@ -28,14 +27,16 @@ LARGE_VOCABULARY = RUN.replace(model=tiny("gpt2", vocab=8192))
 
 
 def left_behind() -> list[psutil.Process]:
-    """Every process that was started for ranks, launcher or rank, and still runs."""
+    """Every process that was started in a test, but for the one from which the next ranks will start."""
+    waiting = [one.process.pid for one in loaded._idle]
     found = []
     for process in psutil.process_iter(["status"]):
         try:
-            if process.info["status"] != psutil.STATUS_ZOMBIE and HERE in process.environ().get(RESULTS, ""):
-                found.append(process)
+            is_ours = process.pid not in waiting and HERE in process.environ().get("TMPDIR", "")
         except psutil.Error:  # ended since it was listed, or another user's
             continue
+        if is_ours and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process)
     return found
 
 
@@ -57,7 +58,9 @@ def left_behind_by_a_caller_that_gets(signal_number: int) -> list[psutil.Process
     code = f"import sys; sys.path[:0] = {folders}; import real_ranks as r; r.launch.run_ranks(r.one_hangs, 2)"
     quiet = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
     with subprocess.Popen([sys.executable, "-c", code], **quiet) as caller:
-        wait_until(lambda: len(left_behind()) == 3)
+        wait_until(
+            lambda: len(left_behind()) == 5
+        )  # it, the process that has loaded torch, a launcher, ranks
         assert left_behind()
         caller.send_signal(signal_number)
     wait_until(lambda: not left_behind())
@@ -77,8 +80,9 @@ def wait_until(done: Callable[[], bool]) -> None:
 def nothing_is_left(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
-    """Check after each test: no process is left, and this one is in the group and session that it was in."""
-    folder = tmp_path_factory.mktemp(HERE)
+    """Check after each test: no rank is left, and this process is in the group and session that it was in."""
+    folder = tmp_path_factory.getbasetemp() / HERE
+    folder.mkdir(exist_ok=True)
     monkeypatch.setattr(launch.tempfile, "tempdir", str(folder))
     monkeypatch.setenv("TMPDIR", str(folder))
     before = os.getpgrp(), os.getsid(0)

@@ -1,25 +1,24 @@
 """Real processes from a notebook: a program run by torchrun's launcher as several ranks, and their results.
 
 A process that has used torch cannot be forked, nor a notebook's function pickled: so a program is a file, a
-module, or the source of a function, and results are JSON. No process outlives the call; see `worker` for the
-other side.
+module, or the source of a function, and results are JSON. No rank outlives the call; see `loaded` for the
+process that they start from, and `worker` for the other side.
 """
 
 import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ..pace import working
 from .functions import packed
+from .loaded import loaded
 from .worker import RESULTS
 
 MOST_RANKS = 64
@@ -27,7 +26,6 @@ LAST_LINES = 12
 LONGEST_LINE = 500  # Characters of a line that a message repeats; a rank may print a whole tensor in one
 TAIL_BYTES = 100_000  # Of a file, as much as its last lines can be in; a rank may have printed gigabytes
 POLL_SECONDS = 0.05
-LAUNCHER = "import json, sys; from course_utils.ranks.worker import launch; launch(json.loads(sys.argv[1]))"
 
 
 class RankFailed(RuntimeError):
@@ -54,7 +52,7 @@ def run_ranks(
 
     Raises ValueError or TypeError for a program, arguments or a number of ranks that cannot be,
     RanksUnavailable where none can start, RankFailed with the last lines of the rank that failed first, or of
-    those that had not finished in time. No process is left in any case, nor when interrupted.
+    those that had not finished in time. No rank is left in any case, nor when interrupted.
     """
     if isinstance(world_size, bool) or not isinstance(world_size, int) or not 1 <= world_size <= MOST_RANKS:
         raise ValueError(f"world_size is {world_size!r}: a number of processes from 1 to {MOST_RANKS}")
@@ -110,43 +108,28 @@ def _task(
 
 
 def _run(task: dict[str, Any], folder: Path) -> int | None:
-    """The launcher's exit code; None if it took too long. It writes to a file, in a session of its own.
-
-    Its ranks are in its process group, and it ends them with itself when the pipe to it closes.
-    """
-    with (folder / "launcher.log").open("wb") as said:
-        launcher = subprocess.Popen(
-            [sys.executable, "-c", LAUNCHER, json.dumps(task)],
-            env=_environment(task, folder),
-            stdin=subprocess.PIPE,
-            stdout=said,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        with working(f"running {task['ranks']} ranks") as work:
-            while launcher.poll() is None and time.time() < task["until"]:
-                work.go_on()
-                time.sleep(POLL_SECONDS)
-        return launcher.poll()
-    finally:
-        with suppress(ProcessLookupError, PermissionError):  # macOS: PermissionError where all have ended
-            os.killpg(launcher.pid, signal.SIGKILL)
-        launcher.communicate()
+    """The launcher's exit code; None if it took too long. All ranks have ended then."""
+    own = {RESULTS: str(folder)}
+    if task["kind"] == "function":
+        own["CUDA_VISIBLE_DEVICES"] = ""
+    with loaded(_environment()) as start, working(f"running {task['ranks']} ranks") as work:
+        start.begin(task, folder, own)
+        while start.code() is None and time.time() < task["until"]:
+            work.go_on()
+            time.sleep(POLL_SECONDS)
+        return start.code()
 
 
-def _environment(task: dict[str, Any], folder: Path) -> dict[str, str]:
+def _environment() -> dict[str, str]:
+    """What all sets of ranks have in their environment."""
     paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
     own = {
-        RESULTS: str(folder),
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         # Without it a rank that ends soon closes connections that a slower one is still waiting for.
         "TORCH_DIST_INIT_BARRIER": "1",
     }
-    if task["kind"] == "function":
-        own["CUDA_VISIBLE_DEVICES"] = ""
     return os.environ | own
 
 

@@ -1,13 +1,12 @@
 """The side of the ranks: torchrun's own launcher, in a process of its own, and the program on each rank.
 
-torchrun starts a Python for each rank, which takes seconds to load torch. Its launcher can also fork ranks
-from a process that has loaded it: so do we on Linux, where no GPU is in use.
+torchrun starts a Python for each rank, which takes seconds to load torch. Its launcher can also fork ranks,
+which have loaded what it has: so do we on Linux, where no GPU is in use.
 """
 
 import __future__
 
 import faulthandler
-import gc
 import importlib
 import json
 import os
@@ -52,6 +51,13 @@ def report_on_gloo(program: Callable[[], Any], timeout_seconds: float = 1800.0) 
     dist.destroy_process_group()
 
 
+def load(task: dict[str, Any]) -> None:
+    """Load what the launcher and the ranks of a task need, but use none of it."""
+    importlib.import_module("torch.distributed.launcher.api")
+    if _trains(task):
+        importlib.import_module("torch._dynamo")  # optimizers load it, and each rank would do so by itself
+
+
 def launch(task: dict[str, Any]) -> None:
     """Start the ranks of a task and wait for their end; leave failure.json if one of them fails."""
     threading.Thread(target=_end_with_caller, daemon=True).start()
@@ -60,9 +66,6 @@ def launch(task: dict[str, Any]) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    if _trains(task):
-        import torch._dynamo  # optimizers load it, and each rank would do so by itself
-    gc.freeze()  # or each rank would search all this for cycles as it ends
     forks = sys.platform == "linux" and not torch.cuda.is_available()
     folder = Path(os.environ[RESULTS])
     config = LaunchConfig(

@@ -109,15 +109,14 @@ def torchrun(program, ranks):
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += ["--nproc-per-node", str(ranks), str(script)]
         done = subprocess.run(command, capture_output=True, text=True)
-    print(f"processes: {ranks}", done.stdout or done.stderr, sep="\n")
+    print(done.stdout or done.stderr)
 
 
-torchrun(train, ranks=1)
 torchrun(train, ranks=2)  # change this
 
 # %% [markdown]
-# One process with 24 sequences, two with 12 each: the same losses. Change the last line to 3 ranks, then to 5, and
-# predict both. Which does not divide 24?
+# Two processes, with 12 sequences each. Change the last line to 1 rank with all 24, then to 3 ranks, then to 5. Predict
+# each: which losses will differ?
 
 # %% [markdown]
 # ## The mean of three gradients is the gradient of all

@@ -4,13 +4,13 @@ import base64
 import functools
 import pickle
 import signal
-import sys
 import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from engine import tiny
@@ -29,6 +29,7 @@ from course_utils.measuring.tracing import SEED
 from course_utils.models import parameter_shapes
 from course_utils.networks import loss_of
 from course_utils.ranks import launch as distributed
+from course_utils.ranks import loaded
 from course_utils.ranks.launch import RankFailed, run_ranks
 from course_utils.run import TrainingRun
 from course_utils.units import BLOCK
@@ -46,11 +47,19 @@ def program(tmp_path: Path) -> Program:
     return write
 
 
-@pytest.mark.parametrize("forks", [True, False] if sys.platform == "linux" else [False])
-def test_every_rank_of_a_program_reports_in_order(program, monkeypatch, forks):
+WITH_A_GPU = f"import torch; torch.cuda.is_available = lambda: True; {loaded.SERVE}"
+SERVE = {
+    "as here": loaded.SERVE,
+    "with a GPU": WITH_A_GPU,
+    "on macOS": f"import course_utils.ranks.loaded as loaded; loaded.FORKS = False; {WITH_A_GPU}",
+}
+
+
+@pytest.mark.parametrize("how", SERVE)
+def test_every_rank_of_a_program_reports_in_order(program, monkeypatch, how):
     """On macOS, and where there is a GPU, which forked ranks could not use, each is a Python of its own."""
-    pretend = f"import torch; torch.cuda.is_available = lambda: {not forks}; {distributed.LAUNCHER}"
-    monkeypatch.setattr(distributed, "LAUNCHER", pretend)
+    monkeypatch.setattr(loaded, "SERVE", SERVE[how])
+    monkeypatch.setenv("COURSE_TEST", how)  # another environment needs another process to start from
     path = program("""
         import multiprocessing, os, sys
         from course_utils.ranks.worker import report
@@ -59,8 +68,44 @@ def test_every_rank_of_a_program_reports_in_order(program, monkeypatch, forks):
         forked = type(multiprocessing.current_process()).__name__ == "ForkProcess"
         report({"rank": rank, "of": of, "argument": sys.argv[1], "forked": forked})
     """)
-    reported = [{"rank": rank, "of": 3, "argument": "hello", "forked": forks} for rank in range(3)]
+    reported = [
+        {"rank": rank, "of": 3, "argument": "hello", "forked": loaded.FORKS and how == "as here"}
+        for rank in range(3)
+    ]
     assert run_ranks(path, 3, ["hello"]) == reported
+
+
+def where_it_comes_from():
+    import os
+    from pathlib import Path
+
+    import psutil
+
+    launcher = psutil.Process().parent()
+    return [launcher.parent().pid, str(Path.cwd()), os.environ.get("COURSE_TEST", ""), os.environ["RANK"]]
+
+
+@pytest.mark.skipif(not loaded.FORKS, reason="a process that has used torch can be forked on Linux alone")
+def test_ranks_start_from_the_same_process_until_the_environment_changes(tmp_path, monkeypatch):
+    """They find the folder and the environment of their caller, and none of an earlier one."""
+    first = run_ranks(where_it_comes_from, 1)[0]
+    monkeypatch.chdir(tmp_path)
+    again = run_ranks(where_it_comes_from, 2)[1]
+    assert again == [first[0], str(tmp_path), "", "1"]
+    monkeypatch.setenv("COURSE_TEST", "changed")
+    changed = run_ranks(where_it_comes_from, 1)[0]
+    assert changed[0] != first[0] and changed[2] == "changed"
+    assert not psutil.pid_exists(first[0])
+
+
+@pytest.mark.skipif(not loaded.FORKS, reason="elsewhere no process waits")
+def test_the_process_that_waits_ends_by_itself_and_the_next_ranks_start_from_another(monkeypatch):
+    code = f"import course_utils.ranks.loaded as l; l.IDLE_SECONDS = 3.0; {loaded.SERVE}"
+    monkeypatch.setattr(loaded, "SERVE", code)
+    monkeypatch.setenv("COURSE_TEST", "impatient")
+    first = run_ranks(where_it_comes_from, 1)[0][0]
+    assert loaded._idle[0].process.wait(timeout=300) == 0
+    assert run_ranks(where_it_comes_from, 1)[0][0] != first
 
 
 def one_raises():
