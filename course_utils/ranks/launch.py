@@ -121,7 +121,7 @@ def _run(task: dict[str, Any], folder: Path) -> int | None:
 
 
 def _environment() -> dict[str, str]:
-    """What all sets of ranks have in their environment."""
+    """The environment that all sets of ranks have, without what one set has for itself."""
     paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
     own = {
         "OMP_NUM_THREADS": "1",

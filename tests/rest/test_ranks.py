@@ -81,8 +81,8 @@ def where_it_comes_from():
 
     import psutil
 
-    launcher = psutil.Process().parent()
-    return [launcher.parent().pid, str(Path.cwd()), os.environ.get("COURSE_TEST", ""), os.environ["RANK"]]
+    process, *_ = psutil.Process().parents()[1:]  # above the launcher
+    return [process.pid, str(Path.cwd()), os.environ.get("COURSE_TEST", ""), os.environ["RANK"]]
 
 
 @pytest.mark.skipif(not loaded.FORKS, reason="a process that has used torch can be forked on Linux alone")
