@@ -188,7 +188,7 @@ def test_a_command_goes_on_where_it_was_called_in_the_courses_environment(monkey
 @pytest.mark.parametrize(
     ("words", "targets"),
     [
-        ([], ["tests", "notebooks", f"--ignore={maintain.DEMOS}"]),
+        ([], ["notebooks", "tests", f"--ignore={maintain.DEMOS}"]),
         (["--rest"], ["tests/rest", "solutions", maintain.DEMOS]),
         (["--full"], ["tests/rest", "solutions", maintain.DEMOS]),
         (["tests/test_units.py::test_x"], []),

@@ -12,7 +12,8 @@ from ..interactive.course_files import ROOT, number_of, numbered
 from .command import SAME_ANSWERS, Command, course_environment, hand_over, need_a_clone, need_a_folder
 from .environment import SetupError
 
-TEST_TARGETS = ("tests", "notebooks")
+TEST_TARGETS = ("notebooks", "tests")
+"""What takes longest comes first: else one of two workers would wait for the other's last notebook."""
 DEMOS = "notebooks/demos.ipynb"
 REST_TARGETS = ("tests/rest", "solutions", DEMOS)
 """What is slow and rarely fails. pytest finds `tests/rest` only where it is named: see pyproject.toml."""
