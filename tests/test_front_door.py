@@ -2,13 +2,9 @@
 
 import ast
 import inspect
-import os
 import re
-import shutil
 import subprocess
 import sys
-import tomllib
-from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,34 +59,6 @@ def test_help_needs_the_standard_library_alone_and_lists_every_command():
         assert all(len((action.help or "").split()) > 1 for action in parser._actions), name
 
 
-def test_the_console_script_is_the_same_and_knows_the_version(capsys):
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    module, function = project["scripts"][project["name"]].split(":")
-    assert getattr(import_module(module), function) is front_door.main
-    assert front_door.main(["--version"]) == 0
-    assert capsys.readouterr().out == f"{project['name']} {project['version']}\n"
-
-
-def test_here_without_the_packages_says_what_is_missing():
-    done = course("lab", "--here")
-    assert done.returncode == 1 and done.stderr.count("\n") == 1
-    assert "--here needs torch, jupyterlab" in done.stderr
-
-
-def test_pytest_without_nbval_refuses_notebooks_and_says_what_to_do(tmp_path):
-    shutil.copy(ROOT / "conftest.py", tmp_path)
-    without = (
-        "import importlib.util as util, sys; find = util.find_spec\n"
-        "util.find_spec = lambda name, *more: None if name == 'nbval' else find(name, *more)\n"
-        "import pytest; sys.exit(pytest.main(sys.argv[1:]))"
-    )
-    command = [sys.executable, "-c", without, "-p", "no:nbval", "--nbval"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert f"{sys.executable} lacks nbval. `python3 -m course_utils test` makes" in done.stderr
-    assert 'pip install -e ".[lab,test]"' in done.stderr
-
-
 # Refusals
 
 
@@ -126,16 +94,6 @@ def test_a_learners_command_that_fails_says_why_and_a_maintainers_keeps_its_trac
     monkeypatch.setitem(front_door.COMMANDS, "evidence", commands.Command("", fault))
     with pytest.raises(OSError, match="full"):
         front_door.main(["evidence"])
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="a pipe that nobody reads is another error there")
-def test_a_reader_that_has_seen_enough_is_no_error():
-    reading, writing = os.pipe()
-    os.close(reading)
-    command = [sys.executable, "-m", "course_utils", "estimate", "gpt2"]
-    done = subprocess.run(command, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
-    os.close(writing)
-    assert (done.returncode, done.stderr) == (1, "")
 
 
 # Runs on the command line
@@ -214,23 +172,6 @@ def test_a_lessons_tests_are_its_notebook_and_its_file_and_an_unknown_one_is_ref
     assert tests and all(name.startswith("tests/test_lesson_05") for name in tests)
     assert front_door.main(["test", "--here", "--lesson", "77"]) == 1
     assert "unknown lesson '77'" in capsys.readouterr().err
-
-
-def test_lab_opens_the_first_lesson_and_hands_its_options_to_jupyterlab(monkeypatch):
-    handed = []
-    monkeypatch.setattr(learn, "hand_over", lambda *given: handed.append(given) or 7)
-    assert front_door.main(["lab", "--here", "--port=9999"]) == 7
-    [(command, variables)] = handed
-    assert command[:3] == [sys.executable, "-m", "jupyterlab"] and command[-1] == "--port=9999"
-    assert f"--ServerApp.root_dir={ROOT}" in command
-    assert variables["PYTHONPATH"].split(os.pathsep)[0] == str(ROOT)
-
-
-def test_windows_waits_for_what_it_starts(monkeypatch):
-    monkeypatch.setattr(commands.platform, "system", lambda: "Windows")
-    code = "import os; raise SystemExit(os.environ['COURSE_SOURCE'] == 'simulated' and 7)"
-    variables = commands.course_environment(commands.SAME_ANSWERS)
-    assert commands.hand_over([sys.executable, "-c", code], variables) == 7
 
 
 # The doctor

@@ -13,8 +13,6 @@ from zlib import crc32
 
 import pytest
 
-from course_utils import fence
-from course_utils.cli.main import main
 from course_utils.interactive.course_files import ROOT, numbered
 from course_utils.teaching import grade as grading
 from course_utils.teaching.check_cells import cells_to_run, check_cells
@@ -84,22 +82,6 @@ def test_links_and_pipes_are_not_read(tmp_path: Path) -> None:
     assert problems == ["not read: it is a link", "not read: it is a link", "not read: it is not a file"]
 
 
-def test_bad_folders_are_refused_and_without_a_fence_grade_asks_for_consent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "empty").mkdir()
-    damaged = zipped(tmp_path / "damaged.zip", {"a.ipynb": b"{}"})
-    damaged.write_bytes(damaged.read_bytes().replace(b"PK\1\2", b"PK\1\3"))
-    options = ["--out", str(tmp_path / "out")]
-    for name in ("none", "empty", "damaged.zip"):
-        assert main(["grade", "--here", str(tmp_path / name), *options, "--unfenced"]) == 1
-    said = capsys.readouterr().err
-    assert "is neither a folder nor a .zip" in said and "has 0 files" in said and "download it again" in said
-    monkeypatch.setattr(fence, "version", lambda: 0)
-    assert main(["grade", "--here", str(tmp_path), *options]) == 1
-    assert "add --unfenced" in capsys.readouterr().err
-
-
 LAYOUTS = {
     "ada/06_recomputation.ipynb": "ada",
     "06_recomputation/ada/work.ipynb": "ada",
@@ -144,17 +126,6 @@ def test_every_exercise_notebook_has_its_checks() -> None:
     for path in numbered(ROOT / "exercises"):
         numbers = [cell["exercise"] for cell in cells_to_run(path)[0] if "exercise" in cell]
         assert numbers == [f"{path.name[:2]}.{number}" for number in range(1, len(numbers) + 1)] != []
-
-
-def test_a_table_that_cannot_be_written_whole_leaves_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_table([Row("bob.ipynb", "bob", {}, "")], tmp_path / "grades.csv")
-    before = (tmp_path / "grades.csv").read_bytes()
-    monkeypatch.setattr(os, "fsync", lambda _: os.close(-1))
-    with pytest.raises(OSError, match="Bad file"):
-        write_table([], tmp_path / "grades.csv")
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"grades.csv": before}
 
 
 @pytest.mark.parametrize("text", ["=1", "＝1", "\t=1", "\ufeff=1", "a;=1"], ids=ascii)

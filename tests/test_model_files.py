@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from course_utils.cli.main import main
-from course_utils.model_files import LARGEST_FILE, config_from_file, model_config
+from course_utils.model_files import config_from_file, model_config
 from course_utils.models import PRESETS, TransformerConfig
 from course_utils.run import TrainingRun
 
@@ -71,12 +70,6 @@ def test_a_released_config_is_the_preset_of_that_model(tmp_path, name):
     assert config_from_file(write(tmp_path / name, RELEASED[name])) == PRESETS[name]
 
 
-def test_a_file_gives_its_folders_or_its_own_name_to_the_model(tmp_path):
-    path = write(tmp_path / "my-llama", LLAMA)
-    assert config_from_file(path).name == config_from_file(path.parent).name == "my-llama"
-    assert config_from_file(write(tmp_path, LLAMA, "small.json")).name == "small"
-
-
 def test_a_path_is_a_model_wherever_a_model_is_asked_for(tmp_path, monkeypatch):
     path = write(tmp_path / "llama3-8b", LLAMA)
     expected = PRESETS["llama3-8b"]
@@ -108,16 +101,6 @@ def test_what_a_file_leaves_out_is_as_in_transformers(tmp_path, settings, expect
     assert {name: getattr(model, name) for name in expected} == expected
 
 
-def test_dropout_that_differs_is_said(tmp_path):
-    with pytest.warns(UserWarning, match=r"embd_pdrop 0\.0, .*: 0\.2, the residual's, is taken everywhere"):
-        model = config_from_file(
-            write(tmp_path, GPT2 | {"resid_pdrop": 0.2, "embd_pdrop": 0.0, "attn_pdrop": 0.2})
-        )
-    assert model.dropout == 0.2
-    with pytest.warns(UserWarning, match=r"attention_dropout is 0\.1: ignored"):
-        assert config_from_file(write(tmp_path, LLAMA | {"attention_dropout": 0.1})).dropout == 0.0
-
-
 def test_a_sliding_window_is_said_to_be_left_aside(tmp_path):
     windowed = RELEASED["mistral-7b"] | {"sliding_window": 4096}
     for settings in (windowed, without(windowed, "sliding_window")):  # without, transformers takes 4,096
@@ -127,22 +110,6 @@ def test_a_sliding_window_is_said_to_be_left_aside(tmp_path):
         ) as said:
             assert TrainingRun(path).model.max_positions == 32_768
         assert said[0].filename == __file__
-
-
-@pytest.mark.parametrize(
-    "more", [{"sliding_window": 4096}, {"sliding_window": 32_768, "use_sliding_window": True}]
-)
-def test_a_window_that_cuts_nothing_is_no_matter(tmp_path, more, recwarn):
-    qwen = llama_like("qwen2", "qwen2.5-7b", max_position_embeddings=32_768)
-    config_from_file(write(tmp_path, qwen | more))
-    assert not recwarn.list
-
-
-def test_a_command_warns_without_a_line_of_code(tmp_path, capsys):
-    settings = RELEASED["mistral-7b"] | {"sliding_window": 512, "num_hidden_layers": 1}
-    assert main(["estimate", str(write(tmp_path / "windowed", settings))]) == 0
-    said = capsys.readouterr().err
-    assert said.startswith("windowed: sliding_window is 512, ") and said.count("\n") == 1
 
 
 def refused(path: Any, *said: str) -> None:
@@ -162,29 +129,6 @@ def test_what_is_not_there_is_said(tmp_path):
     refused(tmp_path, "the folder has no config.json; there is other.json")
     with pytest.raises(ValueError, match="no such file or folder"):
         TrainingRun("meta-llama/Llama-3.1-8B")
-
-
-WHOLE = json.dumps(LLAMA | {"use_cache": True}, indent=2)
-
-
-def test_wherever_a_file_ends_too_early_it_is_refused(tmp_path):
-    for kept in (*range(1, len(WHOLE) - 1, 7), len(WHOLE) - 1):
-        refused(write(tmp_path, WHOLE[:kept]), "it ends in the middle, at line")
-
-
-def test_what_is_no_json_object_is_refused(tmp_path):
-    refused(write(tmp_path, " \n"), "it is empty")
-    refused(write(tmp_path, '{\n"a": 1\n"b": 2}'), "it is not JSON: Expecting ',' delimiter, at line 3")
-    refused(write(tmp_path, "[1, 2]"), "it holds a JSON list, not an object")
-    refused(write(tmp_path, "[" * 100_000), "it is not JSON")
-
-
-def test_weights_are_not_taken_for_a_config(tmp_path):
-    (tmp_path / "model.safetensors").write_bytes(b"\x93\xff\x00" * 100)
-    refused(tmp_path / "model.safetensors", "it is not text: give the config.json")
-    with (tmp_path / "large.json").open("wb") as large:
-        large.truncate(LARGEST_FILE + 1)
-    refused(tmp_path / "large.json", "are these the weights?")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from new_lesson import SKELETONS, Lesson, WrongLesson, lesson, make, marks, run
+from new_lesson import SKELETONS, Lesson, marks, run
 
 from course_utils.cli.maintain import new_lesson_options
 from course_utils.interactive.course_files import EXERCISES_WITH, LESSONS, ROOT, numbered
@@ -63,30 +63,6 @@ def test_every_file_is_made_and_named_with_what_is_left_to_say(
     rows = re.findall(r"^\| \[(\d\d) ", after["README.md"], re.MULTILINE)
     parts = re.findall(r"^## Lesson (\d\d) · ", after["solutions/instructor.md"], re.MULTILINE)
     assert rows == sorted(rows) and parts == sorted(parts) and "13" in rows and "13" in parts
-
-
-@pytest.mark.parametrize(
-    ("number", "name", "title", "words"),
-    [
-        ("99", "tides", "", "Number 99 is not free: free are 07, 13, 15, 17, 20."),
-        (NEW.number, "High Tide", "", "use small letters and underscores, as in my_lesson"),
-        (NEW.number, "lora", "", "The name 'lora' is taken by lora"),
-        (NEW.number, "tides", "High | low", "The title 'High | low' has to be one line"),
-    ],
-)
-def test_what_is_taken_or_malformed_is_refused(number: str, name: str, title: str, words: str) -> None:
-    with pytest.raises(WrongLesson) as refused:
-        lesson(ROOT, number, name, title)
-    assert words in str(refused.value)
-
-
-@pytest.mark.parametrize("in_the_way", [f"tests/test_lesson_{NEW.number}.py", "README.md"])
-def test_nothing_is_written_where_something_is_in_the_way(root: Path, in_the_way: str) -> None:
-    (root / in_the_way).write_text("mine")
-    before = contents(root)
-    with pytest.raises(WrongLesson, match=r"overwritten|no table of lessons"):
-        make(root, NEW)
-    assert contents(root) == before
 
 
 def test_no_lesson_has_words_of_a_skeleton() -> None:

@@ -12,7 +12,6 @@ from engine import GPT, shallow, simulate
 from torch.cuda import _memory_viz
 
 from course_utils import TrainingRun, networks
-from course_utils.allocator import snapshots
 from course_utils.allocator.replay import Replay, replay
 from course_utils.allocator.snapshots import compare_with_gpu, read_snapshot, save_snapshot, snapshot_of
 from course_utils.evidence.history import packed, unpacked
@@ -114,20 +113,6 @@ def test_a_pickle_that_asks_for_anything_is_refused_and_runs_nothing(tmp_path):
     assert target.exists(), "the command that the test refuses would have worked"
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"PK\x03\x04", "not a memory snapshot, or it is damaged"),
-        (pickle.dumps({"segments": [], "device_traces": []})[:-3], "or it is damaged"),
-        (pickle.dumps({"segments": [], "device_traces": 5}), "two lists, 'segments' and 'device_traces'"),
-    ],
-)
-def test_what_is_no_snapshot_is_refused_in_words(content, words, tmp_path):
-    (tmp_path / "snapshot.pickle").write_bytes(content)
-    with pytest.raises(ValueError, match=words):
-        read_snapshot(tmp_path / "snapshot.pickle")
-
-
 def unchanged(lines: str) -> str:
     """In the place of torch's flame graph, which it would fetch from the network."""
     return lines
@@ -181,17 +166,6 @@ def test_a_history_may_begin_with_a_step_and_leave_out_small_tensors_but_keeps_i
         snapshot_of(ours, least="little")
 
 
-def test_what_would_crash_a_browser_is_refused_and_not_written(replayed, tmp_path, monkeypatch):
-    path = save_snapshot(replayed, tmp_path / "a.pickle")
-    monkeypatch.setattr(snapshots, "MOST", path.stat().st_size)
-    save_snapshot(replayed, path)
-    monkeypatch.setattr(snapshots, "MOST", path.stat().st_size - 1)
-    words = r"b\.pickle would take .*, and above 1 GB browsers crash: leave out"
-    with pytest.raises(ValueError, match=words):
-        save_snapshot(replayed, tmp_path / "b.pickle")
-    assert not (tmp_path / "b.pickle").exists()
-
-
 VIEWERS_OPCODES = """
 PROTO APPEND APPENDS LIST TUPLE NEWFALSE NEWTRUE NONE BINGET BININT BININT1 BININT2 EMPTY_DICT EMPTY_LIST
 FRAME LONG1 LONG_BINGET MARK MEMOIZE BINPUT LONG_BINPUT SETITEMS SETITEM DICT SHORT_BINUNICODE BINUNICODE STOP
@@ -213,12 +187,3 @@ def test_torchs_page_knows_every_opcode_and_each_line_of_code_is_a_frame(replaye
     assert kind == {"name": "activations", "filename": "step 2 forward", "line": 0}
     source = Path(networks.__file__).with_name(line["filename"]).read_text(encoding="utf-8").splitlines()
     assert source[line["line"] - 1].strip() == line["name"] and "self.up(x)" in line["name"]
-
-
-def test_giving_back_and_running_out_of_memory_are_in_the_history(replayed):
-    tight = replay(simulate(RUN), replayed.peak_reserved - 2 * MiB)
-    assert tight.retries and compare_with_gpu(snapshot_of(tight)).exact
-    failed = replay(simulate(RUN), replayed.peak_allocated // 2)
-    last = snapshot_of(failed)["device_traces"][0][-1]
-    assert (last["action"], last["size"]) == ("oom", failed.failure.requested if failed.failure else None)
-    assert "raise OutOfMemoryError" in _memory_viz.trace(snapshot_of(failed))
