@@ -24,18 +24,6 @@ def layout(allocator: CachingAllocator) -> list[list[tuple[int, bool]]]:
     return [[(block.size, block.allocated) for block in blocks] for blocks in allocator.segments()]
 
 
-def test_free_neighbors_become_one_block():
-    allocator = CachingAllocator()
-    first, second, third = (allocator.malloc(4 * MiB) for _ in range(3))
-    allocator.free(first)
-    allocator.free(third)
-    assert layout(allocator) == [[(4 * MiB, False), (4 * MiB, True), (12 * MiB, False)]]
-    assert (allocator.stuck, allocator.releasable, allocator.largest_free) == (16 * MiB, 0, 12 * MiB)
-    allocator.free(second)
-    assert layout(allocator) == [[(20 * MiB, False)]]
-    assert (allocator.stuck, allocator.releasable, allocator.largest_free) == (0, 20 * MiB, 20 * MiB)
-
-
 def fragmented(**choices: Any) -> CachingAllocator:
     """80 MiB in 20 tensors of 4 MiB, of which two in five, never neighbors, have been freed: 40 % is free."""
     allocator = CachingAllocator(80 * MiB, **choices)
@@ -126,19 +114,6 @@ def check(allocator: CachingAllocator, live: dict[int, int]) -> None:
     assert allocator.capacity is None or allocator.reserved <= allocator.capacity
 
 
-@pytest.mark.parametrize("size", [0, 1.5, True, "16 GB"])
-def test_sizes_and_capacities_are_whole_bytes_and_nothing_is_freed_twice(size):
-    allocator = CachingAllocator()
-    with pytest.raises(ValueError, match="at least 1 byte"):
-        allocator.malloc(size)
-    with pytest.raises(ValueError, match="capacity"):
-        CachingAllocator(size)
-    address = allocator.malloc(512)
-    allocator.free(address)
-    with pytest.raises(ValueError, match="nothing is allocated at address"):
-        allocator.free(address)
-
-
 GOOD = (
     "expandable_segments:False",
     " max_split_size_mb : 20 , ",
@@ -189,22 +164,3 @@ def test_settings_are_taken_and_refused_as_torch_does():
         named = "40" if "," in text else text.split(":")[0]
         with pytest.raises(ValueError, match=named):
             settings(text)
-
-
-def test_settings_become_choices():
-    text = "backend:native,expandable_segments:True,max_split_size_mb:128,roundup_power2_divisions:8"
-    choices = {"expandable_segments": True, "max_split_size_mb": 128, "roundup_power2_divisions": 8}
-    assert settings(text) == choices
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("expandable_segment:True", "did you mean 'expandable_segments'"),
-        ("roundup_power2_divisions:[256:1,>:8]", "has '.256:1', which is not a whole number"),
-        ("backend:cudaMallocAsync", "unknown allocator setting 'backend'"),
-    ],
-)
-def test_settings_that_are_not_replayed_say_why(text, words):
-    with pytest.raises(ValueError, match=words):
-        settings(text)

@@ -12,12 +12,7 @@ from course_utils.units import MiB
 EXACT: list[tuple[TransformerConfig, dict[str, Any]]] = [
     (GPT, {}),
     (LLAMA, {"recompute": "full", "micro_batch": 3}),
-    (LLAMA, {"attention": "eager", "loss_chunks": 3}),
     (GPT, {"precision": "bf16", "optimizer": "adam8bit", "accumulation_steps": 4}),
-    (
-        LLAMA,
-        {"precision": "fp32", "attention": "efficient", "optimizer": "adamw-loop", "recompute": "every-2"},
-    ),
 ]
 
 

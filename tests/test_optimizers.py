@@ -7,7 +7,6 @@ from torch import nn
 
 from course_utils.measuring.optimizers import Adam8bit, Lion
 from course_utils.measuring.step import MasterOptimizer, Training, clip
-from course_utils.measuring.tracing import trace_on_cpu
 from course_utils.run import OPTIMIZERS, TrainingRun
 
 TINY = tiny("llama", layers=1, hidden=64, heads=2, ffn=96, vocab=64)
@@ -149,19 +148,6 @@ def test_tf32_is_allowed_within_the_step_alone(monkeypatch):
     assert not torch.backends.cuda.matmul.allow_tf32
 
 
-@pytest.mark.parametrize(("precision", "chosen"), [("fp32", "tf32"), ("tf32", "ieee")])
-def test_what_a_learner_has_chosen_for_fp32_products_stays(precision, chosen):
-    """By torch's newer setting, beside which its older one cannot even be read."""
-    matmul = torch.backends.cuda.matmul
-    before = matmul.fp32_precision
-    matmul.fp32_precision = chosen
-    try:
-        step(on_cpu(ON_CPU.replace(precision=precision)))
-        assert matmul.fp32_precision == chosen
-    finally:
-        matmul.fp32_precision = before
-
-
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-master-fp32grad"])
 def test_gradients_are_clipped_to_the_norm(precision):
     training = on_cpu(ON_CPU.replace(precision=precision, clip_grad_norm=0.01))
@@ -180,23 +166,3 @@ def test_scaled_gradients_are_clipped_as_if_they_were_not():
     clip(owners, 0.5, scale=torch.tensor(4096.0))
     gradients = [owner.grad.float() / 4096 for owner in owners if owner.grad is not None]
     assert torch.nn.utils.get_total_norm(gradients).item() == pytest.approx(0.5, rel=0.01)
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16-master-fp32grad"])
-def test_gradients_that_are_not_set_to_none_are_zero(precision):
-    run = ON_CPU.replace(precision=precision, set_to_none=False)
-    training = on_cpu(run)
-    other = on_cpu(run.replace(set_to_none=True))
-    step(training, 2)
-    step(other, 2)
-    for owner in training.gradient_owners():
-        assert owner.grad is not None and not owner.grad.any()
-    assert all(owner.grad is None for owner in other.gradient_owners())
-    assert all(torch.equal(*pair) for pair in zip(weights(training), weights(other), strict=True))
-
-
-def test_the_first_update_is_done_and_one_that_was_skipped_is_said(monkeypatch):
-    run = TrainingRun(tiny("gpt2"), 1, 16, "fp16-master", attention="eager")
-    assert "an update was skipped" not in str(trace_on_cpu(run, 1, "").provenance)
-    monkeypatch.setattr("course_utils.measuring.step.LOSS_SCALE", 2.0**16)
-    assert "an update was skipped" in str(trace_on_cpu(run, 1, "").provenance)

@@ -6,7 +6,6 @@ from math import prod
 
 import pytest
 import torch
-import torch.distributed as dist
 from engine import GPT, assert_rank_0_is_exact, simulate, tiny
 from torch._C import _distributed_c10d as distributed_c10d
 
@@ -17,18 +16,12 @@ from course_utils.estimating import megatron
 from course_utils.estimating.sharding import (
     BUCKET,
     FIRST_BUCKET,
-    all_gather_bytes,
-    all_reduce_bytes,
     ddp_buckets,
     fsdp_groups,
     rank_0_states,
-    reduce_scatter_bytes,
-    zero_1_shares,
     zero_bytes,
-    zero_communication_elements,
 )
 from course_utils.measuring.recorded import from_json, to_json
-from course_utils.measuring.sharded import measure_sharded
 from course_utils.models import parameter_shapes
 from course_utils.run import TrainingRun
 from course_utils.units import GB
@@ -43,27 +36,6 @@ RUN = TrainingRun(tiny("gpt2"), 2, 64, world_size=8, zero_stage=3)
 def test_zeros_own_table(stage, shown):
     """Rajbhandari et al. 2020, figure 1; the paper cuts 16.64 to 16.6 and 1.875 to 1.9."""
     assert f"{zero_bytes(7_500_000_000, 64, stage) / GB:.{1 if '.' in shown else 0}f}" == shown
-
-
-def test_an_odd_number_of_parameters_leaves_no_byte_to_nobody():
-    sizes = [zero_bytes(999, 2, stage) for stage in range(4)]
-    assert sizes == sorted(sizes, reverse=True) and sizes[3] == 16 * 999 // 2
-    assert zero_bytes(999, 64, 3) == 250  # 249.75
-    assert zero_bytes(1000, 1, 3, optimizer_bytes=8) == zero_bytes(1000, 1, 0, optimizer_bytes=8) == 12_000
-
-
-def test_a_ring_sends_every_chunk_but_ones_own_and_stage_3_half_as_much_again():
-    assert reduce_scatter_bytes(8 * 40, 8) == all_gather_bytes(8 * 40, 8) == 7 * 40
-    assert all_reduce_bytes(8 * 40, 8) == 2 * 7 * 40 and all_reduce_bytes(40, 1) == 0
-    assert [zero_communication_elements(100, stage) for stage in range(4)] == [200, 200, 200, 300]
-
-
-def test_unknown_ranks_and_stages_are_refused():
-    for ranks in (0, 1.5, True):
-        with pytest.raises(ValueError, match="ranks: a whole number of at least 1"):
-            all_reduce_bytes(10, ranks)  # pyrefly: ignore [bad-argument-type]
-    with pytest.raises(ValueError, match=r"0 \(nothing is sharded\), 1, 2 or 3"):
-        zero_bytes(10, 2, 4)
 
 
 # DistributedDataParallel and ZeRO-1, without any process
@@ -81,13 +53,6 @@ def test_buckets_are_those_of_torch(model, caps):
     assert sorted(theirs) == sorted(ddp_buckets([4 * prod(shape) for shape in shapes], caps))
 
 
-def test_zero_1_shares_out_whole_tensors_once_each():
-    shares = zero_1_shares(GPT, 5)
-    assert sum(prod(shape) for share in shares for shape in share.values()) == GPT.parameters
-    assert sorted(name for share in shares for name in share) == sorted(parameter_shapes(GPT))
-    assert "embedding.weight" in shares[0]  # the largest goes first
-
-
 # FSDP2
 
 
@@ -97,7 +62,6 @@ def test_zero_1_shares_out_whole_tensors_once_each():
         {},
         {"precision": "fp32", "attention": "efficient", "world_size": 3, "zero_stage": 2},
         {"precision": "bf16-master", "world_size": 64, "model": tiny("gpt2", layers=3), "loss_chunks": 4},
-        {"precision": "amp-fp16", "optimizer": "momentum", "recompute": "full"},
         {"precision": "fp16-master", "optimizer": "lion", "clip_grad_norm": 1.0, "set_to_none": False},
         {"model": tiny("llama"), "accumulation_steps": 3, "world_size": 5, "recompute": "selective"},
         # fullest at the end of backward, where the loss and its gradient still are
@@ -107,12 +71,6 @@ def test_zero_1_shares_out_whole_tensors_once_each():
 )
 def test_peak_and_states_are_exact(changes):
     assert_rank_0_is_exact(RUN.replace(**changes))
-
-
-def test_provenance_says_whose_memory_it_is():
-    said = str(simulate(RUN.replace(precision="bf16-master", world_size=3, accumulation_steps=3)).provenance)
-    assert "rank 0 of 3 simulated ranks" in said and "2 of 3 micro-batches" in said
-    assert "the fp32 shards are the master weights" in said
 
 
 def test_gathered_and_reduced_buffers_are_on_streams_of_their_own(tmp_path):
@@ -151,20 +109,6 @@ def test_what_is_not_covered_is_refused(verb, changes, words):
         verb(RUN.replace(**changes), *sources)
 
 
-def test_torch_is_left_as_it_was_by_a_run_that_fails_too(monkeypatch):
-    def state():
-        patched = (torch.cuda.Event, torch.cuda.current_device, torch.UntypedStorage.resize_, sys.excepthook)
-        return patched, torch.get_rng_state().tolist(), torch.get_default_dtype(), dist.is_initialized()
-
-    before = state()
-    measure_sharded(RUN.replace(world_size=7), 1, "once")
-    assert state() == before
-    monkeypatch.setattr("course_utils.measuring.sharded.follow", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        measure_sharded(RUN.replace(world_size=6), 1, "fails")
-    assert state() == before
-
-
 # Tensor and sequence parallelism
 
 
@@ -194,24 +138,6 @@ def test_ranks_share_all_but_norms_positions_and_biases_after_a_sum():
 
 
 @pytest.mark.parametrize(
-    ("model", "changes", "words"),
-    [
-        ("gpt3-175b", {"precision": "fp32"}, "does not cover fp32"),
-        ("gpt3-175b", {"attention": "flash"}, "the flash kernel"),
-        ("gpt3-175b", {"dropout": 0.0}, "without dropout"),
-        ("gpt3-175b", {"recompute": "sqrt"}, "does not cover sqrt"),
-        ("llama3-8b", {}, "a gated MLP"),
-        (dataclasses.replace(GPT, ffn=1024), {"tensor_parallel": 2}, "an MLP of 1024"),
-    ],
-    ids=str,
-)
-def test_what_korthikantis_table_says_nothing_of_is_refused(model, changes, words):
-    choices = {"precision": "bf16-master", "attention": "eager", "tensor_parallel": 8} | changes
-    with pytest.raises(ValueError, match=words):
-        megatron.block_activation_bytes(TrainingRun(model, 1, 1024, **choices))
-
-
-@pytest.mark.parametrize(
     ("precision", "optimizer"), [("fp32", "adamw"), ("bf16-master", "muon"), ("fp8", "adam8bit")]
 )
 def test_one_tensor_parallel_rank_keeps_what_one_rank_keeps(precision, optimizer):
@@ -230,14 +156,6 @@ def test_a_tensor_parallel_rank_keeps_sixteen_bytes_a_parameter_of_its_own():
     assert found["activations"] == 96 * 2048 * 12288 * (34 + 80) // 8
     assert found.label == "one of 8 tensor-parallel ranks, with its blocks' activations"
     assert found.total == states + found["activations"]
-
-
-def test_states_come_without_activations_where_none_are_covered_and_say_so():
-    run = TrainingRun("llama3-70b", 1, 4096, "bf16-master", attention="flash", tensor_parallel=8)
-    found = rank_states(run)
-    assert found["activations"] == 0 < found["optimizer_states"] == 6 * found["parameters"]
-    assert "8 tensor-parallel ranks, without activations: " in found.label
-    assert "the flash kernel" in found.label
 
 
 def test_tensor_parallelism_is_for_rank_states_alone_and_beside_nothing_else():

@@ -12,7 +12,6 @@ from course_utils.estimating import estimate
 from course_utils.estimating.exact.network import tape_of
 from course_utils.estimating.exact.program import compiled
 from course_utils.estimating.exact.structure import structure, symbols
-from course_utils.estimating.exact.tape import Tape
 from course_utils.models import TransformerConfig
 from course_utils.run import TrainingRun
 from course_utils.units import round_up
@@ -72,14 +71,3 @@ def test_runs_that_differ_in_numbers_alone_share_a_program():
     small = TrainingRun("gpt2", 2, 128)
     assert compiled(structure(small)) is compiled(structure(TrainingRun("gpt2-xl", 32, 1024)))
     assert compiled(structure(small)) is not compiled(structure(small.replace(attention="eager")))
-
-
-def test_a_storage_is_freed_by_its_last_holder():
-    tape = Tape()
-    storage = tape.make("a").retain()
-    storage.release()
-    assert [sign for _, sign in tape.events] == [1]
-    storage.release()
-    assert [sign for _, sign in tape.events] == [1, -1]
-    with pytest.raises(AssertionError, match="after it had been freed"):
-        storage.retain()

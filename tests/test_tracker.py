@@ -11,7 +11,6 @@ import pytest
 import torch
 from engine import Unwatched, tiny, trainable_shapes
 from torch.profiler import ProfilerActivity, profile
-from torch.testing._internal.two_tensor import TwoTensor
 
 from course_utils import measure
 from course_utils.measuring.simulated import simulated_gpu
@@ -216,17 +215,6 @@ def hooks_of(network: torch.nn.Module) -> int:
     return on_modules + sum(len(p._post_accumulate_grad_hooks or ()) for p in network.parameters())
 
 
-def test_hooks_are_there_while_watching_and_gone_afterwards():
-    training = Training(cpu_run("gpt2"), "cpu", simulated=False)
-    with tracked(training) as tracker:
-        assert hooks_of(training.network) > 0
-        training.step(tracker)
-    assert hooks_of(training.network) == 0
-    events = len(tracker.events)
-    training.step(Unwatched())
-    assert len(tracker.events) == events  # nothing that happens later is written down
-
-
 def test_a_step_that_fails_leaves_nothing_behind():
     training = Training(cpu_run("gpt2"), "cpu", simulated=False)
     depth = torch._C._len_torch_dispatch_stack()
@@ -297,32 +285,6 @@ def test_a_storage_that_is_resized_is_freed_and_allocated_anew():
     assert tracker.at(len(tracker.events)).total == second
 
 
-def test_of_a_tensor_made_of_others_those_are_counted():
-    with Tracker("cpu") as tracker:
-        pair = TwoTensor(torch.ones(1000), torch.ones(1000))
-        tracker.bind("inputs", [pair])
-        double = pair * 2
-    assert isinstance(double, TwoTensor)
-    assert [item.kind for item in tracker.allocations()] == ["inputs", "inputs", "temporaries", "temporaries"]
-    assert tracker.at(len(tracker.events)).total == 4 * round_up(4000)
-
-
-def test_an_operator_that_raises_is_remembered():
-    with Tracker("cpu") as tracker, pytest.raises(RuntimeError, match="cannot be multiplied") as caught:
-        torch.mm(torch.ones(3, 4), torch.ones(5, 6))
-    failure = tracker.failure
-    assert failure is not None and failure.error == id(caught.value) and failure.operation == "mm"
-    assert failure.tensors == (((3, 4), "cpu"), ((5, 6), "cpu"))
-    assert "torch.mm(torch.ones(3, 4)" in failure.line
-
-
-def test_recomputed_tensors_are_activations_that_live_in_backward():
-    measured = measure(cpu_run("llama", recompute="full"), "cpu")
-    again = [item for item in measured.allocations if item.phase == "backward" and item.kind == "activations"]
-    assert {item.module.partition(".")[0] for item in again} == {"blocks"}
-    assert all(item.died is not None for item in again)
-
-
 # On the CPU
 
 
@@ -379,32 +341,12 @@ def peak_of_backward(name: str, gradient: Callable[[torch.Tensor], torch.Tensor]
     return tracker.at(tracker.peak_event(since=start)).total - tracker.at(start).total
 
 
-def test_a_logsumexp_takes_a_tensor_as_large_as_its_input_for_its_exponentials():
-    with simulated_gpu("flash"), Tracker("cuda") as tracker, torch.no_grad():
-        given = half(64, 256)
-        start = sum(size for size, _ in tracker.events)
-        given.logsumexp(-1)
-    assert tracker.at(tracker.peak_event()).total - start == given.nbytes + 512  # and the result's block
-
-
 @pytest.mark.parametrize(("name", "copied"), [("mm", 2 * N), ("layer norm", 2 * N), ("GELU", 0)])
 def test_a_kernel_that_needs_a_whole_gradient_copies_an_expanded_one(name, copied):
     def expanded(y: torch.Tensor) -> torch.Tensor:
         return y.new_empty(()).expand_as(y)  # what y.sum() hands to backward
 
     assert peak_of_backward(name, expanded) - peak_of_backward(name, torch.ones_like) == copied
-
-
-@pytest.mark.parametrize(("first_dimension", "copied"), [(0, 0), (1, 2 * N)])
-def test_a_batched_product_takes_the_same_matrix_for_all_but_no_repeated_row(first_dimension, copied):
-    """As a frozen weight is expanded for a batch that is not contiguous."""
-    with simulated_gpu("flash"), Tracker("cuda") as tracker:
-        shape = [4, 64, 64]
-        shape[first_dimension] = 1
-        other = half(*shape).detach().expand(4, 64, 64)
-        found = torch.bmm(half(4, 64, 64), other)
-        del found
-    assert sum(item.bytes for item in tracker.storages if item.operation == "bmm") == 2 * N + copied
 
 
 @pytest.mark.parametrize(

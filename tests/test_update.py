@@ -29,7 +29,6 @@ RUNS = [
     small("gpt2", "fp16-master", "muon", **CLIPPED_AND_ZEROED),
     small("llama", "amp-fp16", "lion"),
     # of LoRA only the factors step; what is frozen counts among the parameters
-    small("gpt2", "amp-bf16", "adamw", lora_rank=4, lora_targets="out", frozen_bits=8),
     small(
         "llama", "amp-fp16", "adam8bit", lora_rank=4, lora_targets="mlp", frozen_bits=4, clip_grad_norm=1.0
     ),
