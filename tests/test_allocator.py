@@ -5,10 +5,8 @@ test_genuine_allocator.
 """
 
 import json
-import random
 import subprocess
 import sys
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -17,11 +15,6 @@ import torch
 from course_utils.allocator.policy import CachingAllocator, OutOfMemory
 from course_utils.allocator.settings import AllocatorSettings, settings
 from course_utils.units import MiB
-
-
-def layout(allocator: CachingAllocator) -> list[list[tuple[int, bool]]]:
-    """For each segment, its blocks as (bytes, allocated?)."""
-    return [[(block.size, block.allocated) for block in blocks] for blocks in allocator.segments()]
 
 
 def fragmented(**choices: Any) -> CachingAllocator:
@@ -63,55 +56,6 @@ def test_a_stream_is_served_from_its_own_blocks_and_out_of_memory_takes_those_of
     assert (allocator.reserved, allocator.cached, allocator.largest_free) == (40 * MiB, 20 * MiB, 20 * MiB)
     assert allocator.malloc(20 * MiB, stream=2) != other and allocator.retries == 1
     assert allocator.reserved == allocator.allocated == 40 * MiB
-
-
-CHOICES: tuple[dict[str, Any], ...] = (
-    {},
-    {"max_split_size_mb": 32, "roundup_power2_divisions": 4, "capacity": 150 * MiB},
-    {"expandable_segments": True, "max_split_size_mb": 24, "capacity": 120 * MiB},
-)
-
-
-@pytest.mark.parametrize("choices", CHOICES, ids=str)
-def test_nothing_is_lost_and_nothing_overlaps_on_random_traces(choices):
-    generator = random.Random(2)
-    allocator = CachingAllocator(**choices)
-    live: dict[int, int] = {}
-    failures = 0
-    for event in range(1500):
-        if live and generator.random() < 0.48:
-            address = generator.choice(list(live))
-            allocator.free(address)
-            del live[address]
-        else:
-            size = int(2 ** generator.uniform(0, 25.5))
-            try:
-                live[allocator.malloc(size, stream=event % 2)] = size
-            except OutOfMemory:
-                failures += 1
-        if event % 25 == 0:
-            check(allocator, live)
-    assert (failures > 0) == (allocator.capacity is not None)
-    for address in live:
-        allocator.free(address)
-    allocator.empty_cache()
-    assert (allocator.allocated, allocator.reserved, allocator.releasable, layout(allocator)) == (0, 0, 0, [])
-
-
-def check(allocator: CachingAllocator, live: dict[int, int]) -> None:
-    """Check that blocks tile their segments, that nothing overlaps, and that counters are sums of blocks."""
-    segments = allocator.segments()
-    blocks = [block for segment in segments for block in segment]
-    assert sum(block.size for block in blocks) == allocator.reserved == allocator.allocated + allocator.cached
-    assert sum(block.size for block in blocks if block.allocated) == allocator.allocated
-    assert {block.address: block.requested for block in blocks if block.allocated} == live
-    assert all(one.end <= other.address for one, other in pairwise(blocks))
-    for segment in segments:
-        for one, other in pairwise(segment):
-            assert one.end == other.address
-            assert one.allocated or other.allocated, "two free neighbors were not joined"
-    assert allocator.largest_free == max((block.size for block in blocks if not block.allocated), default=0)
-    assert allocator.capacity is None or allocator.reserved <= allocator.capacity
 
 
 GOOD = (

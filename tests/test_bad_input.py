@@ -103,7 +103,7 @@ def made(chosen: Mapping[str, Any]) -> TrainingRun | str:
         return str(refused)
 
 
-@many(150, 14_000)
+@many(100, 14_000)
 @given(chosen=choices())
 def test_a_run_is_refused_by_name_or_keeps_every_invariant(chosen: dict[str, Any]) -> None:
     run = made(chosen)
@@ -152,7 +152,7 @@ def pieces(run: TrainingRun) -> int:
     return math.ceil(tokens / math.ceil(tokens / run.loss_chunks))
 
 
-@many(120, 10_000)
+@many(80, 10_000)
 @given(chosen=choices(), name=st.sampled_from([*CHOSEN, "model"]), value=st.sampled_from(ODD))
 def test_an_odd_value_is_refused_by_its_name(chosen: dict[str, Any], name: str, value: Any) -> None:
     assume(isinstance(made(chosen), TrainingRun))
@@ -167,7 +167,7 @@ def test_an_odd_value_is_refused_by_its_name(chosen: dict[str, Any], name: str, 
         assert str(run) and run.code()
 
 
-@many(60, 6_000)
+@many(40, 6_000)
 @given(data=st.data(), sizes=small_models())
 def test_an_odd_size_of_a_model_is_refused_by_its_name(data: st.DataObject, sizes: TransformerConfig) -> None:
     name = data.draw(st.sampled_from(list(vars(sizes))))
@@ -213,7 +213,7 @@ CONFIGS: list[dict[str, Any]] = [
 ]
 
 
-@many(100, 8_000)
+@many(60, 8_000)
 @given(data=st.data())
 def test_a_config_file_is_read_or_refused_by_name(data: st.DataObject, tmp_path_factory: Any) -> None:
     content, touched = broken(data.draw, data.draw(st.sampled_from(CONFIGS)), most=1)
@@ -236,7 +236,7 @@ def test_a_config_file_is_read_or_refused_by_name(data: st.DataObject, tmp_path_
     assert estimate(run).total >= 4 * model.parameters
 
 
-@many(60, 1_000)
+@many(40, 1_000)
 @given(
     text=st.one_of(
         st.text(max_size=12),

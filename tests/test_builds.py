@@ -1,22 +1,19 @@
 """The simulated GPU is one and the same on every build of torch: what a step allocates, in order, as a hash.
 
 After a change of the networks or of the step, `python tests/test_builds.py --write` renews the hashes of this
-torch; `--report` prints them as JSON.
+torch.
 """
 
 import json
-import os
 import re
-import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # for --write and --report, which run this file alone
+sys.path.insert(0, str(ROOT))  # for --write, which runs this file alone
 
 from course_utils.evidence.frozen_runs import changed  # noqa: E402
 from course_utils.measuring.sequence import release_line, sequence_hash  # noqa: E402
@@ -25,9 +22,6 @@ from course_utils.run import ATTENTIONS, PRECISIONS, TrainingRun  # noqa: E402
 
 KEPT = Path(__file__).with_name("build_hashes.json")
 """{"2.13": {name of a run: hash}}: what each version line of torch gave when last written."""
-
-OTHERS = "COURSE_OTHER_PYTHON"
-"""The environment variable that names other interpreters to compare, each with a torch of its own."""
 
 
 def build_runs() -> dict[str, TrainingRun]:
@@ -69,28 +63,6 @@ def hashes() -> dict[str, str]:
         except Exception as error:  # shown in the hash's place, and as different from any hash
             found[name] = f"none: {type(error).__name__}: {error}"
     return found
-
-
-def report() -> dict[str, Any]:
-    """What `python tests/test_builds.py --report` prints: torch's version, its simulation, the hashes."""
-    return {"torch": metadata.version("torch"), "how": availability()[1], "hashes": hashes()}
-
-
-def other_interpreters() -> list[str]:
-    """The interpreters that COURSE_OTHER_PYTHON names, separated as paths are; none if it is not set."""
-    return [path for path in os.environ.get(OTHERS, "").split(os.pathsep) if path]
-
-
-def report_of(python: str) -> dict[str, Any]:
-    """The report of another interpreter. Raises RuntimeError with the end of its output if it fails."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COURSE_SOURCE": "simulated"}
-    command = [python, "-W", "ignore", __file__, "--report"]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False
-    )
-    if done.returncode:
-        raise RuntimeError(f"{python} fails on the comparison of builds: {done.stderr.strip()[-500:]}")
-    return json.loads(done.stdout)
 
 
 def kept() -> dict[str, dict[str, str]]:
@@ -145,24 +117,7 @@ def test_every_run_has_a_hash_of_the_torch_that_is_pinned_and_of_each_other_that
         assert hashed(found).keys() == build_runs().keys(), version
 
 
-@pytest.mark.skipif(
-    not other_interpreters(), reason=f"no other build to compare with: set {OTHERS} to interpreters"
-)
-def test_other_builds_give_the_same_sequences():
-    here = hashes()
-    for python in other_interpreters():
-        other = report_of(python)
-        differing = [name for name, value in here.items() if other["hashes"][name] != value]
-        assert not differing, f"torch {other['torch']} ({other['how']}) differs"
-
-
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--report"]:
-        json.dump(report(), sys.stdout)
-    elif sys.argv[1:] == ["--write"]:
-        write()
-    else:
-        sys.exit(
-            "Run it through pytest, or with"
-            " --write to renew the hashes of this torch, --report to print them."
-        )
+    if sys.argv[1:] != ["--write"]:
+        sys.exit("Run it through pytest, or with --write to renew the hashes of this torch.")
+    write()

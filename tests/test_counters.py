@@ -19,7 +19,7 @@ EXACT: list[tuple[TransformerConfig, dict[str, Any]]] = [
 @pytest.mark.parametrize(("model", "choices"), EXACT)
 def test_an_estimate_unrolled_is_placed_as_the_simulated_step_is(model, choices):
     """Single numbers, as loss scales, are left out."""
-    run = TrainingRun(shallow(model, 4), **{"micro_batch": 2, "seq_len": 512} | choices)
+    run = TrainingRun(shallow(model, 3), **{"micro_batch": 2, "seq_len": 512} | choices)
     ours = counted(run)
     truth = counted(simulate(run))
     assert ours.tensors == pytest.approx(estimate(run).total, abs=4096)

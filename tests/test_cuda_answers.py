@@ -1,16 +1,13 @@
 """Answers of a simulated GPU to questions that torch.cuda takes, or a clear message where it has none."""
 
-import threading
 from collections.abc import Callable
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import torch
 
-from course_utils import measure
 from course_utils.errors import StepError
-from course_utils.measuring.cuda_answers import REFUSED, OneDevice, answered
+from course_utils.measuring.cuda_answers import REFUSED, answered
 from course_utils.measuring.memory import CARD, Memory
 from course_utils.measuring.simulated import simulated_gpu
 
@@ -42,14 +39,6 @@ def test_the_card_says_what_it_is():
         assert (properties.major, properties.minor, properties.total_memory) == (8, 0, CARD.room)
         assert torch.cuda.get_arch_list() == ["sm_80"]
         assert torch.accelerator.current_accelerator() == torch.device("cuda")
-
-
-@pytest.mark.parametrize("device", [1, torch.device("cpu")])
-def test_there_is_one_gpu(device):
-    with asked():
-        for ask in (torch.cuda.get_device_name, torch.cuda.set_device, torch.cuda.Stream):
-            with pytest.raises(StepError, match="does not exist: only one GPU is simulated, cuda:0"):
-                ask(device)
 
 
 def test_streams_events_and_random_numbers_do_nothing():
@@ -105,31 +94,3 @@ def test_an_event_that_is_taken_back_leaves_an_earlier_empty_cache():
     assert memory.allocator.reserved == 2 * 2**20
     assert memory.emptied == [2]
     assert len(memory.allocator.driver_calls) == 3
-
-
-def test_another_thread_gets_what_torch_says():
-    def said() -> list[Any]:
-        return [torch.cuda.is_available(), torch.cuda.device_count(), type(torch.cuda.device(0))]
-
-    before = said()
-    heard = []
-    with asked():
-        other = threading.Thread(target=lambda: heard.extend(said()))
-        other.start()
-        other.join()
-        assert said() == [True, 1, OneDevice]
-    assert heard == before
-
-
-def test_a_step_of_ones_own_logs_the_memory_that_the_simulation_has_counted():
-    logged: list[Any] = []
-
-    def step(model, batch):
-        logged.append((torch.cuda.memory_allocated(), torch.cuda.get_device_name()))
-        model(batch).sum().backward()
-        logged.append(torch.cuda.max_memory_allocated())
-
-    model = torch.nn.Linear(256, 256)
-    measured = measure(step=step, model=model, batch=torch.ones(8, 256), source="simulated", steps=1)
-    weights = 4 * (256 * 256 + 256) + 4 * 8 * 256
-    assert logged == [(weights, "simulated GPU"), measured.peak]

@@ -41,7 +41,7 @@ def possible(count: int) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("chosen", possible(24), ids=str)
+@pytest.mark.parametrize("chosen", possible(8), ids=str)
 def test_it_shows_what_the_closed_forms_say(chosen: dict[str, Any]):
     shown = dashboard(chosen)
     said = estimate(run_of(chosen))
@@ -66,7 +66,7 @@ def test_it_shows_what_the_closed_forms_say(chosen: dict[str, Any]):
         {"gpu": "H200-141GB"},
         SHARDED,
         SHARDED | {"precision": "bf16-master"},
-        *possible(4),
+        *possible(2),
     ],
     ids=str,
 )
@@ -97,60 +97,12 @@ def test_what_makes_it_fit_comes_first_by_the_time_that_it_loses():
     assert [change.peak for change in others] == sorted(change.peak for change in others)
 
 
-def test_a_card_that_lacks_a_format_is_offered_what_it_has():
-    old = {"model": "gpt2", "micro_batch": 8, "gpu": "T4-16GB"}
-    assert "no bf16 and no flash kernel" in dashboard(old).verdict
-    change = next(change for change in next_changes(old) if not change.same_training)
-    after = dashboard(change.chosen)
-    assert after.run.precision.name == "amp-fp16" and after.run.attention == "efficient"
-    assert "But" not in after.verdict
-
-
-def test_sharing_among_ranks_keeps_the_global_batch_where_it_divides():
-    changes = [change for change in next_changes({}) if "ranks" in change.words]
-    assert changes and all(run_of(change.chosen).global_batch == 32 for change in changes)
-    plain = SHARDED | {"zero_stage": 0, "micro_batch": 1}
-    assert not [change for change in next_changes(plain) if "ranks" in change.words]
-    assert [change for change in next_changes(plain) if "ZeRO" in change.words]
-
-
-def test_sharding_brings_fsdps_mixed_precision():
-    whole = SHARDED | {"zero_stage": 0, "precision": "amp-bf16", "micro_batch": 1, "recompute": "full"}
-    offered = {change.words: change for change in next_changes(whole)}
-    change = offered["precision: bf16-master, ZeRO shards: 3 (+ weights)"]
-    assert run_of(change.chosen).precision.name == "bf16-master" and change.same_training
-    words = {c.words: c for c in next_changes(SHARDED | {"precision": "amp-bf16"})}
-    assert words["precision: bf16-master"].same_training
-    plan = best_plan(SHARDED)
-    assert plan is not None and plan.same_training
-    assert plan.chosen["precision"] == ("bf16-master" if plan.chosen["zero_stage"] > 1 else "amp-bf16")
-
-
 def test_the_best_plan_is_that_of_fit():
     plan = best_plan({})
     best = arrange(run_of({}), card_of({})).best
     assert plan is not None and best is not None
     assert run_of(plan.chosen) == best.run and plan.peak == best.peak and plan.fits
     assert best_plan({"model": "gpt3-175b", "micro_batch": 1}) is None
-
-
-@pytest.mark.parametrize(
-    ("chosen", "words"),
-    [
-        ({"zero_stage": 3}, "set world_size to 2 or more"),
-        ({"seq_len": 2048}, "longer than the 1,024 positions of gpt2-xl"),
-        ({"trained": "lora-16", "world_size": 2}, "set lora_rank=0"),
-        ({"precision": "fp32"}, "flash kernel computes in 16 bits"),
-        ({"model": "gpt5"}, "unknown model 'gpt5'"),
-        ({"micro_batch": 3}, "unknown micro-batch"),
-        ({"color": 1}, "unknown control 'color'"),
-    ],
-    ids=str,
-)
-def test_what_cannot_be_is_refused_in_words(chosen: dict[str, Any], words: str):
-    for call in (dashboard, next_changes, best_plan):
-        with pytest.raises(ValueError, match=re.escape(words)):
-            call(chosen)
 
 
 def test_it_opens_with_the_puzzle_whose_columns_begin_where_the_last_step_ended():

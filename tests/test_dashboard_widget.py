@@ -44,13 +44,3 @@ def test_a_press_applies_a_change_and_draws_once():
     assert offered(page) == [] and "It fits." in page.heading.value
     page.choose(page.begin)
     assert page.run == run_of({}) and len(offered(page)) == MOST
-
-
-def test_what_contradicts_itself_is_explained_and_no_change_is_offered():
-    page = explore()
-    before = page.picture.value
-    page.controls["zero_stage"].value = 3
-    assert "set world_size to 2 or more" in page.picture.value and "role='alert'" in page.picture.value
-    assert offered(page) == [] and "opacity:0.25" in page.picture.value
-    page.controls["zero_stage"].value = 0
-    assert page.picture.value == before and offered(page)

@@ -48,6 +48,15 @@ def test_a_measurement_comes_back_whole_and_says_that_it_is_recorded(saved: Path
     assert read_measurement(save_measurement(again, saved)).provenance == again.provenance
 
 
+def test_losses_counters_and_the_device_come_back(tmp_path: Path) -> None:
+    live = Provenance("live", "NVIDIA H200", "2.13.0+cu130", "2026-11-21", "a note")
+    counters = {"allocated": 5000, "reserved": 6000}
+    measured = dataclasses.replace(simulate(RUN), provenance=live, losses=[8.5, 8.25], counters=counters)
+    again = read_measurement(save_measurement(measured, tmp_path / "a file"))
+    assert (again.losses, again.counters, again.word) == ([8.5, 8.25], counters, "recorded")
+    assert str(again.provenance) == "recorded on NVIDIA H200 · torch 2.13.0+cu130 · 2026-11-21 · a note"
+
+
 def test_a_file_that_is_not_ours_is_never_overwritten(saved: Path, tmp_path: Path) -> None:
     other = tmp_path / "thesis.txt"
     for content in (b"a text", b"", gzip.compress(b'{"schema": 1, "runs": {}}'), saved.read_bytes()[:-9]):
@@ -60,6 +69,22 @@ def test_a_file_that_is_not_ours_is_never_overwritten(saved: Path, tmp_path: Pat
     with pytest.raises(TypeError, match="this is a TrainingRun"):
         save_measurement(RUN, tmp_path / "new")  # pyrefly: ignore [bad-argument-type]
     assert sorted(tmp_path.iterdir()) == [saved, other]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"allocations": [["activations", "512", [1], "float32", "add", "", "forward", 1, 0, None, ""]]},
+        {"marks": [["a", 1]]},
+        {"provenance": ["dreamt"]},
+    ],
+    ids=str,
+)
+def test_a_damaged_file_is_refused_in_one_sentence(saved: Path, changes: dict[str, Any]) -> None:
+    changed(saved, **changes)
+    words = r"^before\.json\.gz is damaged \(\w+Error: .*\): measure and save again$"
+    with pytest.raises(ValueError, match=words):
+        read_measurement(saved)
 
 
 def test_what_holds_no_measurement_is_refused_in_one_sentence(saved: Path, tmp_path: Path) -> None:

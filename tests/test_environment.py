@@ -5,7 +5,6 @@ import subprocess
 import sys
 import tomllib
 from importlib import import_module
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -57,19 +56,6 @@ def test_torch_build_follows_wish_then_habit_then_machine_and_nonsense_is_refuse
     monkeypatch.setattr(environment.platform, "system", lambda: "Darwin")
     with pytest.raises(SetupError, match=r"COURSE_TORCH is 'cuda'.*leave it unset"):
         environment.torch_choice()
-
-
-@pytest.mark.parametrize(
-    ("system", "build", "places"),
-    [
-        ("Linux", "cpu", [[environment.CPU_INDEX], []]),
-        ("Windows", "cuda", [[environment.CUDA_INDEX]]),
-        ("Darwin", "cpu", [[]]),
-    ],
-)
-def test_torch_is_sought_where_its_build_is(system, build, places, monkeypatch):
-    monkeypatch.setattr(environment.platform, "system", lambda: system)
-    assert [options[-1:] for options in environment.torch_sources(build)] == places
 
 
 # Trust
@@ -156,16 +142,6 @@ def test_here_and_a_wheel_name_what_is_absent_and_how_to_install_it(folder, monk
     assert not folder.exists()
 
 
-def test_an_environment_that_the_user_made_is_used_as_with_here(folder, installer, monkeypatch):
-    """As `uv sync` makes it: in .venv, where set-up makes its own, but without its marker."""
-    folder.mkdir()
-    monkeypatch.setattr(environment.sys, "prefix", str(folder))
-    assert interpreter("lab", folder=folder) == Path(sys.executable) and installer == []
-    environment.remember(folder, {"state": "unfinished"})
-    assert interpreter("lab", folder=folder) == python_in(folder)
-    assert installer, "one that set-up began is made anew"
-
-
 # What an environment consists of
 
 
@@ -184,13 +160,6 @@ def requirements(extra: str) -> dict[str, str]:
 
 def numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", version)))
-
-
-def test_each_extra_contains_the_one_before_it_and_the_package_alone_needs_nothing():
-    assert PROJECT["dependencies"] == []
-    needed = [requirements(extra) for extra in ("torch", "lab", "test", "author")]
-    assert all(less.items() < more.items() for less, more in pairwise(needed))
-    assert set(PROJECT["optional-dependencies"]) == set(environment.NEEDED)
 
 
 def locked() -> dict[str, str]:

@@ -1,9 +1,6 @@
 """Cells that fail: a refusal is one line, all else has its traceback. Interrupts: tests/rest."""
 
 import re
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import nbformat
@@ -12,7 +9,6 @@ from nbclient import NotebookClient
 
 from course_utils.interactive.failed_cells import is_refused
 
-ROOT = Path(__file__).resolve().parent.parent
 START = "from course_utils import *"
 
 
@@ -72,30 +68,6 @@ def test_a_fault_of_the_course_keeps_its_traceback(body: str, is_meant: bool) ->
     module: dict[str, Any] = {"__name__": "course_utils.somewhere"}
     exec(f"def helper():\n    {body}", module)
     assert refused("helper()", helper=module["helper"]) == is_meant
-
-
-def test_scripts_see_the_errors_as_ever() -> None:
-    code = "from course_utils import TrainingRun\nTrainingRun('gtp2')"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and done.stderr.startswith("Traceback") and "Known: gpt2, " in done.stderr
-
-
-def test_cells_are_watched_from_the_courses_import_on_in_a_notebook_alone() -> None:
-    code = """
-import importlib, IPython, course_utils
-assert IPython.get_ipython() is None
-shell = IPython.core.interactiveshell.InteractiveShell.instance()
-assert shell.custom_exceptions == ()
-importlib.reload(course_utils)
-importlib.reload(course_utils)
-from course_utils.interactive.failed_cells import give_back
-assert shell.events.callbacks["post_run_cell"].count(give_back) == 1
-assert shell.custom_exceptions == (Exception,)
-shell.set_custom_exc((OSError,), print)
-importlib.reload(course_utils)
-assert shell.custom_exceptions == (OSError,), "another library's way to show errors stays"
-"""
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
 
 
 def test_a_failing_cell_fails_for_whoever_runs_the_notebook() -> None:

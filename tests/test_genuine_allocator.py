@@ -17,10 +17,6 @@ from genuine_allocator import (
 KEPT = json.loads(ANSWERS.read_text(encoding="utf-8"))
 
 
-def test_every_case_has_an_answer():
-    assert set(KEPT["answers"]) == set(CASES) and KEPT["torch"].startswith("2.")
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_it_does_what_torchs_own_allocator_did(case):
     assert digest(our_answers(case)) == KEPT["answers"][case]

@@ -1,27 +1,16 @@
 """Results handed on: as plain data, JSON, rows for a table, and a memory snapshot for torch's viewer."""
 
 import json
-import pickle
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from engine import GPT, shallow, simulate
 
-from course_utils import KINDS, MemoryBreakdown, TrainingRun, compare, estimate, save_snapshot
-from course_utils.allocator.replay import replay
-from course_utils.allocator.snapshots import snapshot_of
+from course_utils import KINDS, TrainingRun, compare, estimate
 from course_utils.measuring.measurement_file import read_measurement, save_measurement
-from course_utils.measuring.recorded import from_json, to_json
 
 RUN = TrainingRun(shallow(GPT, 2), micro_batch=2, seq_len=128, precision="amp-bf16")
-
-
-def test_a_breakdown_is_one_flat_row() -> None:
-    found = MemoryBreakdown({"parameters": 512, "activations": 2**60}, "backward", "the peak").to_dict()
-    sizes = dict.fromkeys(KINDS, 0) | {"parameters": 512, "activations": 2**60}
-    assert found == {"label": "the peak", "phase": "backward", "total": 512 + 2**60} | sizes
-    assert list(found)[:3] == ["label", "phase", "total"] and tuple(found)[3:] == KINDS
 
 
 @pytest.mark.parametrize("of", ["breakdown", "measurement", "recorded", "comparison"])
@@ -71,23 +60,3 @@ def test_rows_of_a_comparison_have_both_sides_and_their_difference() -> None:
         compared.measurement.provenance
     )
     assert compared.to_dict()["rows"] == compared.rows()
-
-
-def test_rows_are_what_pandas_takes() -> None:
-    pandas = pytest.importorskip("pandas")
-    table = pandas.DataFrame(simulate(RUN).rows())
-    sums = table[table.at_peak].groupby("kind").bytes.sum().to_dict()
-    assert sums == {kind: size for kind, size in simulate(RUN).breakdown.items() if size}
-    assert str(table.bytes.dtype) == "int64"
-
-
-def test_a_measurement_is_saved_as_the_snapshot_of_its_replay(tmp_path: Path) -> None:
-    measured = simulate(RUN)
-    path = save_snapshot(measured, tmp_path / "step.pickle")
-    assert pickle.loads(path.read_bytes()) == snapshot_of(replay(measured))
-
-
-def test_a_recording_that_kept_its_peak_alone_is_no_snapshot(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="keep only what was alive at the peak: measure the run with"):
-        save_snapshot(from_json(to_json(simulate(RUN)), ""), tmp_path / "step.pickle")
-    assert not list(tmp_path.iterdir())

@@ -7,7 +7,6 @@ import pytest
 
 from course_utils.cli.main import COMMANDS
 from course_utils.interactive.course_files import text_of
-from course_utils.lessons import lessons, quiz
 from course_utils.teaching import syllabi
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,12 +35,6 @@ def test_sections_are_the_lessons_and_their_minutes_add_up(number: str) -> None:
     short = notes.partition("**If time is short**")[2].partition("**Show live**")[0]
     named = re.findall(r'"(\S(?:[^"]|(?<=\w)"(?=\w))+)"', " ".join(short.split()))
     assert named and set(named) <= set(sections)
-
-
-def test_quiz_questions_that_notes_name_are_there() -> None:
-    for number in lessons():
-        for named in re.findall(r"question\s+(\d)\)", notes_of(f"{number:02d}")):
-            assert int(named) <= len(quiz(number).questions)
 
 
 def test_what_is_shown_live_is_there() -> None:

@@ -12,12 +12,6 @@ from course_utils.measuring.optimizers import make_optimizer
 from course_utils.run import OPTIMIZERS
 
 
-def test_targets_are_the_next_characters() -> None:
-    [(tokens, targets)] = lm.batches(1, micro_batch=3, seq_len=8)
-    assert tokens.shape == targets.shape == (3, 8)
-    assert torch.equal(tokens[:, 1:], targets[:, :-1])
-
-
 def test_the_same_seed_gives_the_same_training_and_the_global_dice_are_left_alone() -> None:
     before = torch.random.get_rng_state()
     models = (lm.language_model(seed=seed) for seed in (0, 0, 1))

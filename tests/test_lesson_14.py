@@ -12,13 +12,12 @@ from torch.nn.functional import mse_loss
 from course_utils import TrainingRun, estimate, gpu
 from course_utils.breakdown import KINDS
 from course_utils.estimating import moments
-from course_utils.estimating.published import korthikanti_model_flops
 from course_utils.estimating.states import gradient_bytes, optimizer_state_bytes, parameter_bytes
 from course_utils.estimating.step_time import communicated
 from course_utils.lessons.pipelines.checks import PROGRAM
 from course_utils.lessons.pipelines.cluster_plans import Cluster, Plan, account, cheapest, plans, step_flops
 from course_utils.lessons.pipelines.figures import pipeline_figure
-from course_utils.lessons.pipelines.memory import blocks_of, parameters_of, stage_memory, stage_shapes
+from course_utils.lessons.pipelines.memory import blocks_of, stage_memory, stage_shapes
 from course_utils.lessons.pipelines.schedules import BACKWARD, FORWARD, SCHEDULES, bubble, most_kept, simulate
 from course_utils.lessons.pipelines.widget import pipeline_player
 from course_utils.lessons.shared.on_ranks import outcomes
@@ -57,7 +56,6 @@ CUT = Answers(
         (edited(trying_all, "min(m, p - stage)", "m"), "That is GPipe"),
         (equal_layers, "the same number of layers"),
         (lambda *given: trying_all(*given) or equal_layers(*given), "does not fit: add its states"),
-        (edited(trying_all, "list(counts)", "list(accumulate(counts))"), "layers in all"),
     ],
 )
 
@@ -156,7 +154,6 @@ PARALLEL_MLP = Answers(
     right=by_hooks,
     wrong=[
         (edited(by_hooks, "x.register_hook(summed)", "pass"), "1 × in forward and 0 × in backward"),
-        (edited(by_hooks, "x = x.view_as(x)", "pass"), "t times too large"),
         (edited(by_hooks, "@ down.T", "@ down.T + down_bias"), "the bias, too"),
         (edited(by_hooks, "tensor.detach().clone()", "tensor"), "autograd does not see that"),
     ],
@@ -253,16 +250,12 @@ def test_recomputation_keeps_checkpoints_and_one_block() -> None:
     block = none // 3 // 12
     # The checkpoint of the block that runs again is its input.
     assert full == (3 * 12 - 1) * BOUNDARY + block
-    with pytest.raises(ValueError, match="'none' or 'full'"):
-        stage_memory(XL.replace(recompute="selective"), "1F1B", 4, 8, 1)
 
 
 def test_gpipe_that_recomputes_its_stages_keeps_boundaries_and_one_micro_batch() -> None:
     """Huang et al. 2019, section 2.3: N + L/K · N/M, boundaries of N samples, L/K layers of a micro-batch."""
     own = stage_memory(XL.replace(recompute="every-12"), "GPipe", 4, 8, 1)["activations"]
     assert own == (8 - 1) * BOUNDARY + stage_memory(XL, "GPipe", 4, 1, 1)["activations"]
-    # A stretch is no longer than the stage.
-    assert own == stage_memory(XL.replace(recompute="every-20"), "GPipe", 4, 8, 1)["activations"]
 
 
 @pytest.mark.parametrize("run", [XL.replace(precision="amp-bf16"), TrainingRun("llama3.2-1b", 1, 4096)])
@@ -318,24 +311,6 @@ def test_the_cheapest_plan_fits_and_no_other_that_fits_is_quicker() -> None:
     assert len(fitting) > 20 and min(one.total for one in fitting) == pytest.approx(best.total, abs=1e-6)
     assert cheapest(LLAMA, Cluster(gpu("T4-16GB"), 1, 2, 1e9), 512, lambda plan: True) is None
     assert str(best.plan) == "data 8 × pipeline 8, ZeRO-1" and str(Plan(1)) == "one GPU"
-
-
-def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"unknown schedule 'Gpipe': did you mean 'GPipe'\?"):
-        simulate("Gpipe", 2, 2)
-    with pytest.raises(ValueError, match="stages is 0: a whole number from 1 to 64"):
-        simulate("GPipe", 0, 2)
-    with pytest.raises(ValueError, match="cannot be cut"):
-        parameters_of(XL.model, 49, 0)
-    for plan in (Plan(8), Plan(4, 16), Plan(8, 1, 8, stage=3)):
-        with pytest.raises(ValueError, match=f"{plan} does not divide"):
-            account(LLAMA, CLUSTER, plan, 512)
-
-
-def test_the_flops_are_those_of_the_formulas_for_a_gpt() -> None:
-    run = TrainingRun("gpt3-175b", 1, 2048, "bf16-master")
-    assert step_flops(run, 1) == pytest.approx(korthikanti_model_flops(run), rel=0.01)
-    assert step_flops(run.replace(recompute="full"), 3) == pytest.approx(4 * step_flops(run, 1))
 
 
 # --------------------------------------------------------------------------------------------------

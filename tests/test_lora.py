@@ -44,13 +44,6 @@ def test_the_factors_have_their_shapes_and_names_and_learn_alone(family):
     assert {weight.dtype for weight in trained.values()} == {torch.float32}
 
 
-def test_only_the_named_targets_are_adapted_and_others_refused():
-    layers = lora_layers(network_for(run_with("llama", ("q", "v"))))
-    assert {name.rsplit(".", 1)[1] for name in layers} == {"q", "v"} and len(layers) == 2 * 2
-    with pytest.raises(ValueError, match=r"'qkv'.*q, k, v, out, gate, up, down"):
-        run_with("llama", ["qkv"])
-
-
 def merge(layer: LoraLinear) -> torch.Tensor:
     """The one weight (n_out, n_in) that does what the layer does: W + B·A, in the type of its factors."""
     base = layer.base.dense_weight() if isinstance(layer.base, FrozenLinear) else layer.base.weight
@@ -69,8 +62,7 @@ def test_merged_equals_unmerged():
 
 
 @pytest.mark.parametrize(
-    ("precision", "bits", "recompute"),
-    [("fp32", None, "none"), ("bf16", 8, "full"), ("bf16", 4, "selective")],
+    ("precision", "bits", "recompute"), [("fp32", None, "none"), ("bf16", 4, "selective")]
 )
 def test_it_learns_and_nothing_else_moves(precision, bits, recompute):
     torch.manual_seed(0)
@@ -80,7 +72,7 @@ def test_it_learns_and_nothing_else_moves(precision, bits, recompute):
     training = Training(run, "cpu", simulated=False)
     before = training.network.state_dict().items()
     frozen = {name: tensor.clone() for name, tensor in before if name.rsplit(".", 1)[1] not in ("A", "B")}
-    for _ in range(8):
+    for _ in range(4):
         training.step(Unwatched())
     assert training.losses[-1] < training.losses[0]
     after = training.network.state_dict()

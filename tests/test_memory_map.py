@@ -77,15 +77,3 @@ def test_a_measured_step_is_drawn_by_kind_at_its_peak(replayed):
         assert pixels[kind] / sum(pixels.values()) == pytest.approx(share, rel=0.03)
     assert "step 2, " in figure.alt and "simulated GPU" in figure.svg
     assert set(pixels) <= set(LOOKS) and set(LOOKS) <= set(FILLS)
-
-
-def test_many_small_tensors_make_no_large_picture(replayed):
-    assert len(memory_map(replay([(512, index) for index in range(20_000)])).svg) < 200_000
-    assert memory_map(replayed).svg == memory_map(replayed).svg != memory_map(replayed, 100).svg
-
-
-def test_where_there_is_nothing_to_draw_it_says_so(replayed):
-    with pytest.raises(ValueError, match="nothing is reserved after event 0"):
-        memory_map(replayed, 0)
-    with pytest.raises(ValueError, match="this replay has events 0 to"):
-        memory_map(replayed, len(replayed) + 1)

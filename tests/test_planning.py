@@ -189,7 +189,7 @@ def test_activations_are_written_and_read_and_what_is_recomputed_written_again()
         assert seconds["offload"] == pytest.approx(offloaded, rel=1e-2), how
 
 
-@pytest.mark.parametrize(("precision", "speed"), [("fp32", 5), ("tf32", 3), ("amp-bf16", 2)])
+@pytest.mark.parametrize(("precision", "speed"), [("fp32", 5), ("amp-bf16", 2)])
 def test_flops_take_the_rate_of_their_format(precision: str, speed: int) -> None:
     run = MEDIUM.replace(
         precision=precision, attention="efficient", recompute="full", accumulation_steps=2, loss_chunks=4

@@ -41,12 +41,6 @@ def test_known_configurations_are_exact_or_nearly_so():
     assert sum(row.said.allocated == row.bytes for row in single) >= 28
 
 
-def test_half_of_the_optimizer_keeps_three_quarters():
-    """Weights and gradients whole, of two moments one half."""
-    full, sharded = (ROWS[f"cs336-damek-xl-ddp2-T128-{name}"] for name in ("full", "sharded"))
-    assert sharded.said.allocated / full.said.allocated == pytest.approx(3 / 4, abs=0.01)
-
-
 def test_rows_that_are_not_covered_say_why_and_are_not_counted(monkeypatch):
     left_out = [row for row in SHARDED if not row.family]
     assert left_out and all(row.gap and row.said == NOT_YET and not row.how for row in left_out)

@@ -5,16 +5,13 @@ import linecache
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch.distributed as dist
 from lesson_source import SOURCES, cells
-from matplotlib import pyplot
 from torch.nn.parallel import DistributedDataParallel
 
-from course_utils import gpu
-from course_utils.authoring.pages import OWN_FIGURE, recipes
+from course_utils.authoring.pages import recipes
 from course_utils.interactive.course_files import ROOT
 
 LESSONS = [path for path in sorted(SOURCES.glob("[01]*.py")) if "01" <= path.name[:2] <= "16"]
@@ -76,14 +73,3 @@ def test_the_page_of_recipes_has_each_lessons_own() -> None:
     assert page == recipes(ROOT)
     for path in LESSONS:
         assert f"```python\n{own(path)[0]}\n```" in page and f"notebooks/{path.stem}.ipynb)" in page
-
-
-def test_the_last_recipe_saves_a_figure_and_a_restyled_one(alone: Path) -> None:
-    [code] = re.findall(r"```python\n(.+?)```", OWN_FIGURE.read_text(encoding="utf-8"), re.DOTALL)
-    names: dict[str, Any] = {}
-    exec(compile(code, "own figure", "exec"), names)
-    assert (alone / "gpt2-xl.png").read_bytes()[:4] == b"\x89PNG"
-    assert (alone / "gpt2-xl-restyled.pdf").read_bytes()[:4] == b"%PDF"
-    kept, recomputed = (row.total for row in names["rows"].values())
-    assert gpu("RTX4090-24GB").memory < recomputed < kept, "what its title says"
-    pyplot.close(names["ax"].figure)

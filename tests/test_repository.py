@@ -14,7 +14,6 @@ from needs import need
 from course_utils.authoring.build import committed_notebooks
 from course_utils.authoring.pages import readme
 from course_utils.cli.main import COMMANDS
-from course_utils.cli.maintain import WORKFLOWS
 from course_utils.interactive.course_files import ROOT, numbered
 
 need("yaml")
@@ -69,13 +68,6 @@ def test_workflows_may_only_read_unless_a_job_publishes_and_run_commands_that_th
         said = re.findall(r"-m course_utils ([a-z-]+)", read(f".github/workflows/{name}"))
         assert said and set(said) <= set(COMMANDS)
     assert writing == {"deploy": {"pages": "write", "id-token": "write"}, "colab": {"contents": "write"}}
-
-
-def test_files_of_tests_that_pages_and_workflows_name_are_there() -> None:
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
-    for path in (*pages, *(ROOT / name for name in WORKFLOWS)):
-        named = re.findall(r"tests/[a-z_/]+\.py", path.read_text(encoding="utf-8"))
-        assert [name for name in named if not (ROOT / name).exists()] == [], path.name
 
 
 # README's table of lessons

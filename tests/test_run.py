@@ -51,16 +51,11 @@ def test_code_makes_an_equal_run(run):
             {"recompute": "offload", "world_size": 4, "zero_stage": 1},
             "activations offloaded · 4 ranks · ZeRO-1",
         ),
-        ({"tensor_parallel": 5}, "tensor parallel 5"),
-        ({"world_size": 2, "bucket_view": True}, "2 ranks · gradients as bucket views"),
         (
             {"clip_grad_norm": 1.0, "set_to_none": False},
             "gradients clipped at 1 · gradients zeroed, not freed",
         ),
-        ({"loss_chunks": 2, "logits": "fp32"}, "loss in 2 chunks · logits in fp32"),
         ({"lora_rank": 4, "frozen_bits": 4}, "LoRA of rank 4 on qkv, out · frozen in 4 bits"),
-        ({"unfused": True, "card": "t4-16gb"}, "unfused GELU and RMSNorm · on T4-16GB"),
-        ({"dropout": 0.25}, "dropout 0.25"),
     ],
     ids=str,
 )
@@ -71,14 +66,7 @@ def test_words_for_a_run_name_each_unusual_choice(changes, words):
 
 @pytest.mark.parametrize(
     ("choice", "value", "nearest"),
-    [
-        ("precision", "amp_bf16", "amp-bf16"),
-        ("optimizer", "liom", "lion"),
-        ("attention", "Eager", "eager"),
-        ("recompute", "fully", "full"),
-        ("model", "gpt2xl", "gpt2-xl"),
-        ("card", "a100", "A100-40GB"),
-    ],
+    [("precision", "amp_bf16", "amp-bf16"), ("model", "gpt2xl", "gpt2-xl"), ("card", "a100", "A100-40GB")],
 )
 def test_unknown_choices_name_the_nearest_and_all_known(choice, value, nearest):
     choices: dict[str, Any] = {"model": "gpt2"} | {choice: value}
@@ -106,20 +94,13 @@ def test_heads_that_a_kernel_cannot_take_are_refused(hidden, heads, attention, s
         ({"precision": "fp32"}, "flash kernel computes in 16 bits only, not in fp32: choose attention="),
         ({"micro_batch": 4, "world_size": 2, "global_batch": 10}, r"global batch of 10 .* 4 · 2 = 8"),
         ({"accumulation_steps": 2, "global_batch": 64}, "not both"),
-        ({"micro_batch": 0}, "micro_batch is 0: it must be at least 1"),
-        ({"world_size": 4.0}, "world_size is .*whole number"),
         ({"micro_batch": 10**12}, "cannot be meant"),
-        ({"zero_stage": 4, "world_size": 2}, "zero_stage is 4"),
         ({"zero_stage": 1}, "set world_size to 2 or more"),
         ({"tensor_parallel": 2}, "does not divide 25 heads"),
         ({"tensor_parallel": 5, "sequence_parallel": True}, "does not divide a sequence of 1024"),
-        ({"clip_grad_norm": 0}, "clip_grad_norm is 0"),
-        ({"lora_rank": 1601}, "lora_rank is 1601"),
         ({"frozen_bits": 8}, "freeze them with lora_rank above 0"),
         ({"lora_rank": 4, "frozen_bits": 8, "precision": "tf32", "attention": "eager"}, "a 16-bit precision"),
         ({"lora_rank": 4, "model": "mixtral-8x7b"}, "mixture of experts is not covered"),
-        ({"lora_rank": 4, "lora_targets": "head"}, "unknown LoRA target 'head'"),
-        ({"recompute": "every-49"}, "the model has only 48 blocks"),
     ],
     ids=str,
 )

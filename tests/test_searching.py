@@ -9,7 +9,6 @@ from urllib.parse import unquote
 
 import nbformat
 import pytest
-from counting import calls
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from course_utils.authoring.build import ROOT, committed_notebooks
@@ -60,22 +59,6 @@ def test_no_solution_hint_or_choice_is_searched(course: Path) -> None:
     assert asked == [plain(question.text) for question in quiz(1).questions]
 
 
-def test_what_has_changed_since_is_found_and_copies_are_left_out(course: Path) -> None:
-    assert len(find("cache", root=course).places) == 1
-    assert not find("segments", root=course).places
-    path = course / "notebooks" / "01_bytes.ipynb"
-    path.write_text(path.read_text().replace("blocks", "segments"))
-    assert find("segments", root=course).places[0].line == "Free segments."
-
-
-def test_nothing_found_says_what_to_ask() -> None:
-    findings = find("fragmentatn reservd <i>")
-    assert not findings.places
-    assert "did you mean 'fragmentation' and 'reserved'?" in str(findings)
-    shown = findings._repr_html_()
-    assert "<ol>" not in shown and "<i>" not in shown and "&lt;i&gt;" in shown
-
-
 def test_links_lead_from_the_notebooks_folder_to_files_cells_and_headings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -88,11 +71,6 @@ def test_links_lead_from_the_notebooks_folder_to_files_cells_and_headings(
         cell = f'"id": "{fragment.removeprefix("cell-id=")}"'
         wanted = cell if fragment.startswith("cell-id=") else f'<span id="{fragment}"></span>\n\n## '
         assert wanted in Path(path).read_text(encoding="utf-8")
-
-
-def test_a_search_takes_few_calls() -> None:
-    find("reserved memory")
-    assert calls(lambda: find("reserved memory")) < 200_000
 
 
 def test_the_command_needs_python_alone(capsys: pytest.CaptureFixture[str]) -> None:

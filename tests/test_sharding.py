@@ -19,6 +19,7 @@ from course_utils.estimating.sharding import (
     ddp_buckets,
     fsdp_groups,
     rank_0_states,
+    zero_1_shares,
     zero_bytes,
 )
 from course_utils.measuring.recorded import from_json, to_json
@@ -51,6 +52,13 @@ def test_buckets_are_those_of_torch(model, caps):
     indices, _ = distributed_c10d._compute_bucket_assignment_by_size(tensors, list(caps), dense, order)
     theirs = [sum(4 * prod(shapes[index]) for index in bucket) for bucket in indices]
     assert sorted(theirs) == sorted(ddp_buckets([4 * prod(shape) for shape in shapes], caps))
+
+
+def test_zero_1_shares_out_whole_tensors_once_each():
+    shares = zero_1_shares(GPT, 5)
+    assert sum(prod(shape) for share in shares for shape in share.values()) == GPT.parameters
+    assert sorted(name for share in shares for name in share) == sorted(parameter_shapes(GPT))
+    assert "embedding.weight" in shares[0]  # the largest goes first
 
 
 # FSDP2

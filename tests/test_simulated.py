@@ -10,7 +10,6 @@ from torch.nn import functional as F
 from course_utils.measuring import simulated
 from course_utils.measuring.simulated import availability, simulated_gpu
 from course_utils.measuring.step import Training
-from course_utils.networks.attention import fused_attention
 from course_utils.run import TrainingRun
 
 
@@ -90,21 +89,6 @@ def test_the_chosen_attention_runs_and_no_other(family, recompute, attention):
         assert names.count(operator) == (forwards if kind == attention else 0)
         assert names.count(f"{operator}_backward") == (model.layers if kind == attention else 0)
     assert names.count("_softmax") == (forwards if attention == "eager" else 0)
-
-
-def test_grouped_keys_stay_narrow_in_flash_and_are_repeated_for_the_efficient_kernel():
-    def attention(kernel: str) -> torch.Tensor:
-        return fused_attention(heads(4), heads(2), heads(2), kernel, 0.0)
-
-    def sizes_kept(kernel: str) -> list[int]:
-        kept, *_ = saved_within(kernel, lambda: attention(kernel))
-        return sorted(tensor.numel() for tensor in kept if tensor.numel() >= 2 * 2 * 48 * 16)
-
-    sizes = {kernel: sizes_kept(kernel) for kernel in FUSED}
-    wide = 2 * 4 * 48 * 16
-    narrow = 2 * 2 * 48 * 16
-    grouped = [narrow, narrow, wide, wide]
-    assert sizes == {"flash": grouped, "efficient": [wide, wide, wide, wide], "cudnn": grouped}
 
 
 def test_the_efficient_kernel_refuses_grouped_keys_as_it_does_on_a_gpu():

@@ -61,14 +61,6 @@ def test_adafactor_keeps_a_row_and_a_column_of_each_matrix():
     assert kept(6) == (4 * 6,)
 
 
-def test_muon_keeps_4_bytes_of_the_blocks_matrices_and_8_of_the_rest():
-    run = TrainingRun("gpt2-xl", optimizer="muon")
-    shapes = parameter_shapes(run.model).items()
-    hidden = sum(prod(shape) for name, shape in shapes if name.startswith("blocks") and len(shape) == 2)
-    expected = 4 * hidden + 8 * (run.model.parameters - hidden)
-    assert optimizer_state_bytes(run) == pytest.approx(expected, rel=1e-3)
-
-
 def test_fp8_is_estimated_and_its_measurement_refused():
     run = TrainingRun("gpt2", precision="fp8", attention="flash")
     with pytest.raises(ValueError, match="in the format of the weights"):  # its buckets are nowhere measured
@@ -78,23 +70,6 @@ def test_fp8_is_estimated_and_its_measurement_refused():
 
 
 # LoRA
-
-
-def test_lora_trains_two_thin_factors_for_each_target():
-    run = TrainingRun("gpt2", precision="bf16", lora_rank=8)
-    h, layers = run.model.hidden, run.model.layers
-    trained = trainable_shapes(run)
-    assert dict(trained.block) == {
-        "blocks.attention.qkv.A": (8, h),
-        "blocks.attention.qkv.B": (3 * h, 8),
-        "blocks.attention.out.A": (8, h),
-        "blocks.attention.out.B": (h, 8),
-    }
-    assert trained.tensors == 4 * layers and trained.parameters == layers * 8 * (h + 3 * h + h + h)
-    assert gradient_bytes(run) == trained.bytes(2)
-    assert optimizer_state_bytes(run) == 2 * trained.bytes(2)
-    without = run.replace(lora_rank=0, lora_targets=())
-    assert parameter_bytes(run) == parameter_bytes(without) + trained.bytes(2)
 
 
 @pytest.mark.parametrize(("bits", "each"), [(16, 2), (8, 1), (4, 0.5 + 4 / 64)])
@@ -107,9 +82,3 @@ def test_frozen_matrices_take_their_bits_and_their_scales(bits, each):
         in_block = "blocks" in name and len(shape) == 2
         expected += frozen_matrix_bytes(shape, bits) if in_block else round_up(2 * prod(shape))
     assert parameter_bytes(run) == expected
-
-
-def test_frozen_bits_do_not_touch_what_autocast_keeps_in_fp32():
-    run = TrainingRun("gpt2", precision="amp-bf16", lora_rank=4, frozen_bits=16)
-    thin = trainable_shapes(run)
-    assert parameter_bytes(run) == parameter_bytes(TrainingRun("gpt2", precision="bf16")) + thin.bytes(4)
