@@ -1,4 +1,4 @@
-"""The Explorer's core: it shows what closed forms say, offers what can be chosen, and refuses in words."""
+"""The Explorer's core: it shows what closed forms say, and offers what can be chosen."""
 
 import random
 import re

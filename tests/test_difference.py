@@ -104,11 +104,7 @@ def test_what_holds_no_measurement_is_refused_in_one_sentence(saved: Path, tmp_p
 WIDE = TrainingRun(tiny("gpt2", dropout=0.1), 16, 128, "bf16-master")
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"attention": "eager"}, {"recompute": "full"}, {"lora_rank": 4}, {"model": tiny("llama", layers=3)}],
-    ids=str,
-)
+@pytest.mark.parametrize("change", [{"recompute": "full"}, {"model": tiny("llama", layers=3)}], ids=str)
 def test_the_rows_are_the_whole_difference_and_change_their_sign_with_the_order(change: Any) -> None:
     before = simulate(WIDE)
     after = simulate(WIDE.replace(**change))

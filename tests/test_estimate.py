@@ -81,15 +81,6 @@ def test_gpt2_xl_with_32_sequences_does_not_fit_32_gb_but_in_micro_batches_of_4_
     assert estimate(run.replace(micro_batch=4, global_batch=32)).total < 32 * GB
 
 
-def test_what_is_not_covered_is_refused_rather_than_guessed():
-    with pytest.raises(ValueError, match="tensor parallelism has closed forms of its own"):
-        estimate(TrainingRun("gpt2", tensor_parallel=2))
-    with pytest.raises(ValueError, match="several ranks are estimated only without LoRA"):
-        estimate(TrainingRun("gpt2", world_size=2, lora_rank=4))
-    with pytest.raises(TypeError, match=r"write estimate\(TrainingRun"):
-        estimate("gpt2")  # pyrefly: ignore [bad-argument-type]
-
-
 @pytest.mark.parametrize(
     ("precision", "kept", "highest"),
     [

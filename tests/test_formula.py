@@ -1,4 +1,4 @@
-"""The closed form against the exact engine, which simulations confirm, and against papers' own formulas."""
+"""The closed form against the exact engine, which simulations confirm."""
 
 import statistics
 from itertools import product

@@ -1,4 +1,4 @@
-"""Results handed on: as plain data, JSON, rows for a table, and a memory snapshot for torch's viewer."""
+"""Results handed on: as plain data, JSON, and rows for a table."""
 
 import json
 from collections import Counter

@@ -11,7 +11,7 @@ from engine import GPT, shallow, simulate
 from course_utils import TrainingRun
 from course_utils.allocator.replay import replay
 from course_utils.lessons.allocator.figures import segments_figure
-from course_utils.lessons.allocator.traces import RULES, curves, in_one_process, reasons, trace_of
+from course_utils.lessons.allocator.traces import RULES, in_one_process, reasons, trace_of
 from course_utils.lessons.allocator.widget import allocator_player
 from course_utils.units import MiB
 
@@ -224,14 +224,6 @@ def test_the_rules_show_each_rule_and_every_event_has_its_reason() -> None:
     assert "joined" not in told[5] and "joined with free neighbors" in told[8]
     told = reasons(replay(trace_of("a=20 -a b=30"), 40 * MiB))
     assert "20 MiB of empty segments go back to the driver, then no free block holds it" in told[-1]
-
-
-def test_curves_keep_the_peaks() -> None:
-    replayed = replay(simulate(RUN))
-    drawn = curves(replayed, points=50)
-    assert max(drawn["allocated"][1]) == replayed.peak_allocated / 1e9
-    assert max(drawn["reserved"][1]) == replayed.peak_reserved / 1e9
-    assert len(drawn["reserved"][0]) <= 50 and drawn["reserved"][0][-1] == len(replayed)
 
 
 def test_runs_in_one_process_share_an_allocator_that_keeps_its_cache() -> None:

@@ -1,4 +1,4 @@
-"""The meter: what it reads from a GPU's counters, when it ends, what it draws, and a run played back."""
+"""The meter: what it reads from a GPU's counters, when it ends, and a run played back."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""Parameters to the unit, against published totals and against the network that is really built."""
+"""Parameters to the unit, against published totals."""
 
 import pytest
 

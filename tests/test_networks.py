@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from engine import tiny
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -15,7 +14,7 @@ from course_utils.models import TransformerConfig, parameter_count, parameter_sh
 from course_utils.networks import Transformer, build_network, chunked_loss, loss_of
 from course_utils.networks.attention import rotation
 from course_utils.networks.experts import Experts
-from course_utils.networks.frozen import FrozenLinear, freeze, nf4_code, nf4_pairs
+from course_utils.networks.frozen import FrozenLinear, nf4_code, nf4_pairs
 
 
 def small(**options: Any) -> TransformerConfig:
@@ -265,20 +264,6 @@ def test_output_and_gradient_are_those_of_the_dense_weight_and_autograd_keeps_ne
     (gradient,) = torch.autograd.grad(y.square().sum(), x)
     (expected,) = torch.autograd.grad(F.linear(x, layer.dense_weight(), layer.bias).square().sum(), x)
     torch.testing.assert_close(gradient, expected)
-
-
-@pytest.mark.parametrize(("family", "bits"), [("gpt2", 16), ("llama", 8), ("gpt2", 4)])
-def test_a_frozen_network_is_16_bit_but_for_its_blocks_matrices(family, bits):
-    network = build_network(tiny(family, tied=True), "eager")
-    freeze(network, bits, torch.bfloat16)
-    assert {weight.dtype for weight in network.parameters()} == {torch.bfloat16}
-    assert not any(weight.requires_grad for weight in network.parameters())
-    assert network.head.weight is network.embedding.weight
-    few = {buffer.dtype for name, buffer in network.named_buffers() if name.endswith("weight")}
-    assert few == {16: set(), 8: {torch.int8}, 4: {torch.uint8}}[bits]
-    tables = {id(buffer) for name, buffer in network.named_buffers() if name.endswith("pairs")}
-    assert len(tables) == (1 if bits == 4 else 0)
-    assert network(torch.randint(512, (1, 8))).shape == (1, 8, 512)
 
 
 # The loss piece by piece

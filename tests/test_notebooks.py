@@ -1,4 +1,4 @@
-"""The contract that every committed notebook keeps, and proof that the contract notices when one does not."""
+"""The contract that every committed notebook keeps."""
 
 from pathlib import Path
 

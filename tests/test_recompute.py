@@ -76,6 +76,21 @@ def test_selective_keeps_products_and_attention_and_makes_the_rest_again():
     assert {"gelu", "native_dropout"} <= {item.operation for item in again}
 
 
+def test_a_storage_saved_several_times_travels_once(offload_everything):
+    x = torch.randn(6, 4, requires_grad=True)
+    hooks = recompute.Offloading(set(), set())
+    with hooks:
+        q, k = (x * 1.0).split(2, dim=1)  # two views of one storage
+        y = (q * k).sum()
+        copies = {id(copy) for copy, _ in hooks.travelled.values()}
+    assert len(copies) == 1
+    y.backward()
+    left, right = x.detach().split(2, dim=1)
+    assert x.grad is not None and torch.equal(x.grad, torch.cat((right, left), dim=1))
+    del q, k
+    assert not hooks.travelled  # nothing is remembered of a storage that is gone
+
+
 def test_weights_and_what_blocks_share_stay_on_the_device(offload_everything, monkeypatch):
     mask = torch.randn(3, 8)
     travelled = set[int]()

@@ -96,16 +96,6 @@ def test_the_efficient_kernel_refuses_grouped_keys_as_it_does_on_a_gpu():
         F.scaled_dot_product_attention(heads(4), heads(2), heads(2), is_causal=True, enable_gqa=True)
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "operator"),
-    [("adamw", "_foreach_addcdiv_"), ("adamw-loop", "addcdiv_"), ("adamw-fused", "_fused_adamw_")],
-)
-def test_the_optimizer_walks_as_it_was_told(optimizer, operator):
-    names = operators_of_a_step(TrainingRun(tiny("gpt2"), 1, 16, "fp32", optimizer, "eager"))
-    walks = ("_foreach_addcdiv_", "addcdiv_", "_fused_adamw_")
-    assert [walk for walk in walks if walk in names] == [operator]
-
-
 def test_a_self_test_that_fails_makes_it_unavailable_with_the_reason(monkeypatch):
     def fails(attention: str) -> Any:
         raise RuntimeError("hasPrimaryContext expects a device index")

@@ -1,4 +1,4 @@
-"""Promises about work, held by counts of calls and modules: the same on quiet and busy machines.
+"""Promises about work, held by counts of calls: the same on quiet and busy machines.
 
 What the seconds are, `python tests/speeds.py` prints.
 """

@@ -15,10 +15,9 @@ from course_utils.estimating.states import (
     gradient_bytes,
     optimizer_state_bytes,
     parameter_bytes,
-    state_sizes,
 )
 from course_utils.models import parameter_shapes
-from course_utils.run import OPTIMIZERS, PRECISIONS, TrainingRun
+from course_utils.run import PRECISIONS, TrainingRun
 from course_utils.units import round_up
 
 PER_PARAMETER = {
@@ -50,15 +49,6 @@ def test_recipes_differ_in_where_adams_bytes_lie():
 def test_optimizers_differ_in_bytes_per_parameter(optimizer, each):
     run = TrainingRun("gpt2-xl", optimizer=optimizer)
     assert optimizer_state_bytes(run) == pytest.approx(each * run.model.parameters, rel=2e-3)
-
-
-def test_adafactor_keeps_a_row_and_a_column_of_each_matrix():
-    def kept(*shape: int) -> tuple[int, ...]:
-        return state_sizes(PRECISIONS["fp32"], OPTIMIZERS["adafactor"], "weight", shape)
-
-    assert kept(6, 8) == (4 * 6, 4 * 8)
-    assert kept(4, 6, 8) == (4 * 4 * 6, 4 * 4 * 8)  # experts
-    assert kept(6) == (4 * 6,)
 
 
 def test_fp8_is_estimated_and_its_measurement_refused():

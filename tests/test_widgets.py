@@ -1,4 +1,4 @@
-"""Sliders: they draw what they say, quickly, refuse in words, and leave stored outputs that stay the same."""
+"""Sliders: they draw what they say, and explain what is impossible."""
 
 import re
 
