@@ -97,6 +97,15 @@ def test_what_makes_it_fit_comes_first_by_the_time_that_it_loses():
     assert [change.peak for change in others] == sorted(change.peak for change in others)
 
 
+def test_a_card_that_lacks_a_format_is_offered_what_it_has():
+    old = {"model": "gpt2", "micro_batch": 8, "gpu": "T4-16GB"}
+    assert "no bf16 and no flash kernel" in dashboard(old).verdict
+    change = next(change for change in next_changes(old) if not change.same_training)
+    after = dashboard(change.chosen)
+    assert after.run.precision.name == "amp-fp16" and after.run.attention == "efficient"
+    assert "But" not in after.verdict
+
+
 def test_the_best_plan_is_that_of_fit():
     plan = best_plan({})
     best = arrange(run_of({}), card_of({})).best

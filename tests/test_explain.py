@@ -84,9 +84,3 @@ def test_it_draws_itself_without_letting_code_become_markup():
     html = simulate(RUN).explain(3)._repr_html_()
     assert html.count("<tr>") == 4 and "zeros_like" in html
     assert "1 &lt; 2" in explained([made], 1, "title")._repr_html_()
-
-
-def test_a_sharded_step_is_shown_with_lines_of_the_step_and_none_of_the_trackers():
-    run = TrainingRun("tiny-gpt", 1, 32, "bf16", world_size=4, zero_stage=3)
-    files = {item.line.partition(":")[0] for item in simulate(run).allocations}
-    assert "step.py" in files and not any("track" in name or name == "sharded.py" for name in files)

@@ -13,6 +13,8 @@ from zlib import crc32
 
 import pytest
 
+from course_utils import fence
+from course_utils.cli.main import main
 from course_utils.interactive.course_files import ROOT, numbered
 from course_utils.teaching import grade as grading
 from course_utils.teaching.check_cells import cells_to_run, check_cells
@@ -80,6 +82,22 @@ def test_links_and_pipes_are_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "3.ipynb")
     problems = [one.problem for one in handed_in(tmp_path, tmp_path)]
     assert problems == ["not read: it is a link", "not read: it is a link", "not read: it is not a file"]
+
+
+def test_bad_folders_are_refused_and_without_a_fence_grade_asks_for_consent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    damaged = zipped(tmp_path / "damaged.zip", {"a.ipynb": b"{}"})
+    damaged.write_bytes(damaged.read_bytes().replace(b"PK\1\2", b"PK\1\3"))
+    options = ["--out", str(tmp_path / "out")]
+    for name in ("none", "empty", "damaged.zip"):
+        assert main(["grade", "--here", str(tmp_path / name), *options, "--unfenced"]) == 1
+    said = capsys.readouterr().err
+    assert "is neither a folder nor a .zip" in said and "has 0 files" in said and "download it again" in said
+    monkeypatch.setattr(fence, "version", lambda: 0)
+    assert main(["grade", "--here", str(tmp_path), *options]) == 1
+    assert "add --unfenced" in capsys.readouterr().err
 
 
 LAYOUTS = {

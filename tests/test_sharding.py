@@ -84,6 +84,8 @@ def test_peak_and_states_are_exact(changes):
 def test_gathered_and_reduced_buffers_are_on_streams_of_their_own(tmp_path):
     """FSDP2's streams, in the order it makes them: copy-in and gather, all-gather, reduce-scatter."""
     found = simulate(RUN)
+    files = {item.line.partition(":")[0] for item in found.allocations}
+    assert "step.py" in files and not any("track" in name or name == "sharded.py" for name in files)
     by_stream = {stream: [a for a in found.allocations if a.stream == stream] for stream in (0, 1, 2, 3)}
     assert sum(map(len, by_stream.values())) == len(found.allocations) and not by_stream[2]
     assert {a.kind for a in by_stream[1]} == {"communication"}

@@ -94,6 +94,19 @@ def test_a_pickle_that_asks_for_anything_is_refused_and_runs_nothing(tmp_path):
     assert target.exists(), "the command that the test refuses would have worked"
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"PK\x03\x04", "not a memory snapshot, or it is damaged"),
+        (pickle.dumps({"segments": [], "device_traces": 5}), "two lists, 'segments' and 'device_traces'"),
+    ],
+)
+def test_what_is_no_snapshot_is_refused_in_words(content, words, tmp_path):
+    (tmp_path / "snapshot.pickle").write_bytes(content)
+    with pytest.raises(ValueError, match=words):
+        read_snapshot(tmp_path / "snapshot.pickle")
+
+
 def unchanged(lines: str) -> str:
     """In the place of torch's flame graph, which it would fetch from the network."""
     return lines

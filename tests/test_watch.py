@@ -13,11 +13,12 @@ from course_utils.cli import learn
 from course_utils.cli.main import main
 from course_utils.errors import ScriptError
 from course_utils.estimating.workspaces import workspaces_of
+from course_utils.gpus import GPUS
 from course_utils.interactive.course_files import ROOT
 from course_utils.measuring import script_shield
-from course_utils.measuring.script_report import changed_peaks, peak_with
+from course_utils.measuring.script_report import cards, changed_peaks, peak_with, report
 from course_utils.measuring.scripts import watch_script
-from course_utils.units import MB, round_up
+from course_utils.units import GB, MB, round_up
 
 SCRIPTS = ROOT / "tests" / "scripts"
 
@@ -287,6 +288,17 @@ def test_what_would_help_helps_as_much_in_the_changed_script(written):
     chunked = BLOCKS.replace("piece(model(x), y)", IN_CHUNKS)
     peak = predicted["the loss in 8 chunks, with the layer before it"]
     assert peak == pytest.approx(watch_script(written(chunked)).peak, rel=0.04)
+
+
+def test_cards_are_told_by_reserved_memory(written):
+    measured = watch_script(written(TRAINED))
+    lines = list(cards(measured, 15 * GB, 100 * GB))
+    assert lines[0].startswith("Fits: H200")
+    assert "A100-80GB" in lines[1]
+    assert "returns what it caches" in lines[1]
+    assert "T4-16GB (by " in lines[2]
+    assert sum(name in line for name in GPUS for line in lines[:3]) >= len(GPUS)
+    assert "max_memory_reserved" in report(measured)
 
 
 def test_the_command_line(written, tmp_path, capsys, monkeypatch):
