@@ -32,16 +32,18 @@ def test_it_learns(optimizer: str, rate: float) -> None:
     assert trained.final < 0.9 * trained.losses[0]
 
 
-def test_half_products_are_torchs_own_to_the_last_bit_or_one_beside_it() -> None:
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_products_are_torchs_own_to_the_last_bit_or_one_beside_it(dtype: torch.dtype) -> None:
     dice = torch.Generator().manual_seed(0)
-    x, weight = (torch.randn(8, 32, generator=dice).half().requires_grad_() for _ in range(2))
+    x, weight = (torch.randn(8, 32, generator=dice).to(dtype).requires_grad_() for _ in range(2))
     plain = linear(x, weight)
     with lm.HalfProducts():
         widened = linear(x, weight)
-    assert widened.dtype == torch.float16
-    torch.testing.assert_close(widened, plain, rtol=2**-10, atol=2**-10)
+    assert widened.dtype == dtype
+    epsilon = torch.finfo(dtype).eps
+    torch.testing.assert_close(widened, plain, rtol=epsilon, atol=epsilon)
     widened.sum().backward()
-    assert x.grad is not None and x.grad.dtype == torch.float16
-    with torch.autocast("cpu", dtype=torch.float16), lm.HalfProducts():
+    assert x.grad is not None and x.grad.dtype == dtype
+    with torch.autocast("cpu", dtype=dtype), lm.HalfProducts():
         from_fp32 = linear(x.float(), weight.float())
     assert torch.equal(from_fp32, widened)
