@@ -288,7 +288,7 @@ def test_the_histogram_counts_what_is_lost() -> None:
     assert "0 % of the gradients times 4,096" in histogram_figure(gradients, "None is lost.", 2.0**12).alt
 
 
-@pytest.mark.parametrize("precision", ["amp-bf16", "bf16-master", "fp16-master"])
+@pytest.mark.parametrize("precision", ["amp-bf16", "bf16-master-fp32grad", "fp16-master"])
 def test_bytes_that_stay_are_those_of_the_closed_forms(precision: str) -> None:
     run = TrainingRun("tiny-gpt", 2, 64, precision, attention="eager")
     measured = formats_in_a_step.measured_states(simulate(run))
