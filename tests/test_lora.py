@@ -33,12 +33,13 @@ def merge(layer: LoraLinear) -> torch.Tensor:
     return base.detach().to(layer.A.dtype) + layer.B.detach() @ layer.A.detach()
 
 
-def test_merged_equals_unmerged():
+def test_it_starts_as_the_identity_and_merged_equals_unmerged():
     torch.manual_seed(0)
     base = nn.Linear(24, 40, dtype=torch.float64)
     layer = LoraLinear(base, 4, torch.float64)
-    nn.init.normal_(layer.B)
     x = torch.randn(3, 5, 24, dtype=torch.float64)
+    assert torch.equal(layer(x), base(x))
+    nn.init.normal_(layer.B)
     expected = nn.functional.linear(x, merge(layer), base.bias)
     torch.testing.assert_close(layer(x), expected, rtol=1e-12, atol=1e-12)
     assert not torch.allclose(layer(x), base(x))

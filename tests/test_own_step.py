@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from course_utils import measure
 from course_utils.errors import StepError
+from course_utils.estimating.workspaces import installed_torch
 from course_utils.measurement import Measurement
 from course_utils.measuring.live import KernelRefused
 from course_utils.measuring.own_step import CELL_BY_CELL
@@ -350,6 +351,15 @@ def test_what_a_reader_should_know_is_noted(step, words):
     note = measure(step=step, source="simulated", **made()).provenance.note
     KEPT.clear()
     assert words in note
+
+
+def test_a_card_adds_its_workspaces():
+    plain = measure(step=train_step, source="simulated", **made())
+    on_card = measure(step=train_step, card="H100-80GB", source="simulated", **made())
+    with_a_bias = 2**20 if installed_torch() < (2, 12) else 0
+    assert on_card.breakdown["workspaces"] == 2 * 32 * 2**20 + with_a_bias == on_card.peak - plain.peak
+    with pytest.raises(ValueError, match="H100"):
+        measure(step=train_step, card="H1000", source="simulated", **made())
 
 
 # What is refused
