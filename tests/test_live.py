@@ -14,7 +14,7 @@ from course_utils import compare, estimate, measure
 from course_utils.measuring import choose_source, live
 from course_utils.measuring.live import GpuOutOfMemory, KernelRefused, memory_released, only_kernel
 from course_utils.measuring.tracebacks import let_go
-from course_utils.planning.twin import SAFETY, fits, largest_micro_batch, not_built, unsupported
+from course_utils.planning.twin import largest_micro_batch, not_built, unsupported
 from course_utils.run import TrainingRun
 from course_utils.units import GB
 
@@ -70,16 +70,6 @@ def test_a_gpu_executes_what_torch_was_built_for(capability, architectures, runs
     reason = not_built(capability, architectures)
     built_for = f"built for {', '.join(architectures)}, and this GPU has compute capability {capability[0]}."
     assert (reason == "") if runs else (built_for in reason)
-
-
-@pytest.mark.parametrize("memory", [0, 25 * GB, 10**12])
-def test_the_largest_micro_batch_fits_and_the_next_does_not(memory):
-    count = largest_micro_batch(XL, memory)
-    assert 0 <= count <= XL.micro_batch
-    if count:
-        assert estimate(XL.replace(micro_batch=count)).total * SAFETY <= memory
-    if count < XL.micro_batch:
-        assert not fits(XL.replace(micro_batch=count + 1), memory)
 
 
 # Which source is chosen

@@ -228,20 +228,6 @@ def test_a_step_that_fails_leaves_nothing_behind():
 # What is what
 
 
-def test_kinds_come_from_what_a_tensor_is_for():
-    with Tracker("cpu") as tracker:
-        weight = torch.nn.Parameter(torch.empty(1000))
-        tracker.bind("parameters", [weight])
-        with tracker.in_phase("forward"):
-            kept = torch.nn.functional.gelu(weight * 2)  # gelu keeps its input; its output is held by us
-            brief = torch.empty(1000)
-            del brief
-        with tracker.in_phase("backward"):
-            kept.sum().backward()
-    found = {(item.operation, item.kind) for item in tracker.allocations() if item.phase == "forward"}
-    assert found == {("mul", "activations"), ("gelu", "activations"), ("empty", "temporaries")}
-
-
 def test_what_python_frees_while_a_birth_is_written_down_is_seen_in_its_place():
     """It looks for cycles of references whenever it likes."""
 

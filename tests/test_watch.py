@@ -201,16 +201,9 @@ REFUSED = {
         f"{SET_UP}x = torch.randn(4, device='cuda')\nx[x > 0]\n",
         r"train.py:14  x\[x > 0\]: index needs the values of its input",
     ),
-    "an unfused kernel": (
-        f"{SET_UP}from torch.nn.attention.flex_attention import flex_attention\n"
-        "q = torch.randn(1, 1, 128, 64, device='cuda')\n"
-        "flex_attention(q, q, q)\n",
-        "train.py:15 .*cannot be simulated",
-    ),
 }
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without")
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_followed_is_one_sentence(case, written):
     text, words = REFUSED[case]
