@@ -80,6 +80,21 @@ def test_what_the_page_shows_is_stored_and_not_what_has_arrived_of_it(enter: boo
     assert not form.field.disabled and not form.button.disabled  # else the keyboard would leave the cell
 
 
+def test_a_page_is_asked_with_each_click_and_heard_once() -> None:
+    form = Prediction("01.peak", "GB").form()
+    form.button.click()
+    first = form.link
+    form.button.click()  # the page was opened anew, and has not answered
+    second = form.link
+    assert first.comm is None
+    assert second.source == (form.field, "value")
+    assert second.target == (form.told, "value")
+    form.told.value = "41"
+    assert form.link is None and second.comm is None, "a link that stays would store each key"
+    form.told.value = "415"  # sent before the page heard that the link was closed
+    assert stored_guesses()["01.peak"].value == 41
+
+
 def test_a_guess_can_be_replaced_until_its_answer_is_shown(home: Path) -> None:
     form = Prediction("01.peak", "GB").form()
     lock(form, "13")
