@@ -76,9 +76,8 @@ for alone in (False, True):
 ADA, OTHER_ADA = (f"Ada Lovelace_{number}_assignsubmission_file_/03.ipynb" for number in (123, 456))
 READABLE = {
     ADA: with_code('for _ in range(200): print("x" * 1_000_000)', SOLUTIONS),
-    OTHER_ADA: EXERCISES.read_bytes(),
+    OTHER_ADA: with_code(STARTS + "parts = [bytes(10**9) for _ in range(100)]"),
     "kills.ipynb": with_code("import os\nos.kill(os.getpid(), 9)"),
-    "greedy.ipynb": with_code(STARTS + "parts = [bytes(10**9) for _ in range(100)]", SOLUTIONS),
 }
 UNREADABLE = {
     "deep.ipynb": (b"[" * 100_000, "is not a notebook, or is damaged"),
@@ -100,10 +99,11 @@ def test_each_file_of_a_class_is_graded_for_itself_whatever_it_does(tmp_path: Pa
     assert set(rows) == set(files)
     assert [rows[name]["learner"] for name in (ADA, OTHER_ADA)] == ["Ada Lovelace"] * 2
     assert (rows[ADA]["total"], rows[ADA]["remark"]) == ("4", ""), "printing 200 MB costs nothing"
-    assert rows[OTHER_ADA]["total"] == "0" and rows[OTHER_ADA]["03.1"].startswith("not solved: ")
+    assert rows[OTHER_ADA]["total"] == "0"
+    if sys.platform == "linux":
+        assert rows[OTHER_ADA]["03.1"].startswith("not solved: "), "too much memory fails its cell alone"
     assert rows["kills.ipynb"]["remark"].startswith("its kernel died")
     assert rows["kills.ipynb"]["03.1"] == "not reached"
-    assert sys.platform != "linux" or rows["greedy.ipynb"]["total"] == "4"
     assert sleeping() == [], "nothing that a notebook started goes on"
     for name, (_, remark) in UNREADABLE.items():
         assert rows[name]["remark"].partition(" (")[0] == remark and rows[name]["total"] == ""
