@@ -58,12 +58,15 @@ class Installed(NamedTuple):
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr if code else done.stdout
 
+    def packages(self) -> Path:
+        return next((self.python.parents[1]).glob("[lL]ib*/**/site-packages"))
+
     def variables(self) -> dict[str, str]:
         """This process's environment without the course of the repository."""
         kept = {
             name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "COURSE_SOURCE")
         }
-        return kept | {"COURSE_HOME": str(self.folder / "home"), "PYTHONDONTWRITEBYTECODE": "1"}
+        return kept | {"COURSE_HOME": str(self.folder / "home")}
 
 
 @pytest.fixture(scope="module")
@@ -78,28 +81,33 @@ def build_wheel(source: Path, out: Path) -> Path:
     return next(out.glob("*.whl"))
 
 
-def install(wheel: Path, folder: Path, packages: str = "") -> Installed:
+def environment(folder: Path, *packages: Path) -> Installed:
+    """A fresh environment that finds what lies in these folders too."""
     venv.create(folder / "environment", with_pip=False, symlinks=os.name != "nt")
     python = folder / "environment" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    options = ["--no-index", "--no-deps", "--no-compile", "--quiet"]
-    command = [sys.executable, "-m", "pip", "--python", str(python), "install", *options, str(wheel)]
-    # a clone on PYTHONPATH is no reason for pip to install nothing
-    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    subprocess.run(command, check=True, timeout=600, env=alone)
-    if packages:
-        (next((folder / "environment").glob("[lL]ib*/**/site-packages")) / "others.pth").write_text(packages)
     (folder / "elsewhere").mkdir()
-    return Installed(python, folder / "elsewhere")
+    found = Installed(python, folder / "elsewhere")
+    (found.packages() / "others.pth").write_text("\n".join(map(str, packages)))
+    return found
 
 
 @pytest.fixture(scope="module")
 def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    return install(wheel, tmp_path_factory.mktemp("bare"))
+    """Into which pip has installed the wheel, and nothing else."""
+    made = environment(tmp_path_factory.mktemp("bare"))
+    options = ["--no-index", "--no-deps", "--no-compile", "--quiet"]
+    command = [sys.executable, "-m", "pip", "--python", str(made.python), "install", *options, str(wheel)]
+    # a clone on PYTHONPATH is no reason for pip to install nothing
+    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run(command, check=True, timeout=600, env=alone)
+    return made
 
 
 @pytest.fixture(scope="module")
-def full(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    return install(wheel, tmp_path_factory.mktemp("full"), sysconfig.get_path("purelib"))
+def full(bare: Installed, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """That finds the installed wheel, and this environment's packages."""
+    others = Path(sysconfig.get_path("purelib"))
+    return environment(tmp_path_factory.mktemp("full"), bare.packages(), others)
 
 
 @pytest.fixture(scope="module")
@@ -150,9 +158,11 @@ def test_alone_it_estimates_fits_searches_and_says_what_else_to_install(bare: In
     assert not [*bare.folder.iterdir()], "nothing is written"
 
 
-def test_what_needs_a_folder_or_the_repository_says_so(full: Installed, started: Path) -> None:
+def test_what_needs_a_folder_or_the_repository_says_so(
+    bare: Installed, full: Installed, started: Path
+) -> None:
     where = full.python_says("-c", "import course_utils, torch; print(course_utils.__file__)")
-    assert Path(where.strip()).is_relative_to(full.python.parents[1]), "not the one that is being tested here"
+    assert Path(where.strip()).is_relative_to(bare.packages()), "not the one that is being tested here"
     assert "start FOLDER`, then run `lab` in that folder.\n" in full.course("lab", code=1)
     for command in ("lint", "check-torch 2.15.0", "test --rest"):
         said = full.course(*command.split(), folder=started, code=1)
@@ -187,21 +197,20 @@ def test_a_notebook_is_tested_there_apart_from_the_learner(full: Installed, star
         "from course_utils.interactive.guesses import stored_guesses; "
         "print(stored_guesses(), 'torch 2.13.0+cpu')"
     )
-    right = new_output("stream", name="stdout", text="{} torch 2.11.0\n")
-    cell = new_code_cell(code, id="one", execution_count=1, outputs=[right])
-    nbformat.write(new_notebook(cells=[cell]), started / "notebooks" / "98_right.ipynb")
-    cell.outputs = [new_output("stream", name="stdout", text="{'guess': 1}\n")]
-    nbformat.write(new_notebook(cells=[cell]), started / "notebooks" / "99_wrong.ipynb")
+    cells = []
+    for name, stored in (("right", "{} torch 2.11.0\n"), ("wrong", "{'guess': 1}\n")):
+        output = new_output("stream", name="stdout", text=stored)
+        cells.append(new_code_cell(code, id=name, execution_count=1, outputs=[output]))
+    notebook = started / "notebooks" / "99_mine.ipynb"
+    nbformat.write(new_notebook(cells=cells), notebook)
     lock = (
         "from course_utils.interactive.guesses import lock_guess, stored_guesses; lock_guess('mine', 1, 'GB')"
     )
     assert "mine" in full.python_says("-c", f"{lock}; print(stored_guesses())")
-    notebooks = "notebooks/98_right.ipynb", "notebooks/99_wrong.ipynb"
-    said = full.course("test", "-n", "0", *notebooks, folder=started, code=1)
-    assert "1 failed, 1 passed" in said and "99_wrong.ipynb::Cell 0" in said
+    said = full.course("test", "-n", "0", "notebooks/99_mine.ipynb", folder=started, code=1)
+    assert "1 failed, 1 passed" in said and "99_mine.ipynb::Cell 1" in said
     assert "CPU seconds of notebooks: " in said
-    for name in notebooks:
-        (started / name).unlink()
+    notebook.unlink()
 
 
 def test_jupyterlab_opens_the_first_lesson_of_the_started_course_without_news(
