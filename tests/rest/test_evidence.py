@@ -22,9 +22,6 @@ from course_utils.measurement import Measurement
 from course_utils.models import TransformerConfig
 from course_utils.run import TrainingRun
 
-SAMPLE = (34, 139, 201, 331)
-"""Numbers of frozen runs that are compared here; tests/rest takes more."""
-
 SMALL = TrainingRun(tiny("gpt2"), 2, 64)
 PAGE = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
 
@@ -43,13 +40,6 @@ def test_at_least_300_runs_are_frozen_each_rebuilt_from_its_code_and_named_after
 
 
 # Comparing
-
-
-@pytest.mark.parametrize("number", SAMPLE)
-def test_a_sample_of_the_frozen_runs_is_right(number):
-    found = accuracy.outcome(number, frozen_runs.frozen_runs()[number])
-    assert found.compared, found.refused or found.failed
-    assert found.right, f"{found.run}: {found.percent:+.3f} %, {found.activations:+,}, {found.kinds}"
 
 
 def test_an_outcome_says_what_was_refused_what_broke_and_what_is_wrong(monkeypatch):

@@ -129,7 +129,7 @@ def test_the_browser_computes_the_same_to_the_byte(page: Page) -> None:
     runs: list[str] = []
     not_runs: list[str] = []
     sharded = [{"world_size": "8", "zero_stage": stage, "precision": "bf16"} for stage in "123"]
-    while len(runs) < 63:
+    while len(runs) < 28:
         drawn = {control.name: str(dice.choice(control.values)) for control in dice.sample(CONTROLS, 5)}
         kinds = ({}, *sharded, {"trained": "lora-16"}, {"trained": "lora-8"}, {"trained": "lora-4"})
         choice = json.dumps(json.loads(FIRST) | drawn | kinds[len(runs) % 7])
@@ -137,11 +137,11 @@ def test_the_browser_computes_the_same_to_the_byte(page: Page) -> None:
             runs.append(choice)
         else:
             not_runs.append(choice)
-    asked = runs + not_runs[:10]
+    asked = runs + not_runs[:4]
     there = page.evaluate("(asked) => asked.map((chosen) => explorer.formulas.draw(chosen))", asked)
     assert there == [dashboard_page.draw(one) for one in asked]
     totals = [json.loads(one).get("total") for one in there]
-    assert len(set(totals[:-10])) > 50 and totals[-10:] == 10 * [None]
+    assert len(set(totals[:-4])) > 20 and totals[-4:] == 4 * [None]
 
 
 def test_keys_alone_are_enough_and_the_picture_follows_at_once(fresh: Page) -> None:

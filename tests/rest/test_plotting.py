@@ -153,6 +153,7 @@ def test_lines_have_their_points_their_colors_and_their_scales(ax: Any) -> None:
     assert ax.xaxis.get_major_formatter()(1e-5) == "10⁻⁵"
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", every_figure())
 def test_every_form_is_saved_as_png_and_pdf_on_white_and_leaves_nothing_behind(name: str, tmp_path) -> None:
     figure = every_figure()[name]

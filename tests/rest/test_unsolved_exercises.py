@@ -12,7 +12,7 @@ from course_utils.interactive.notebook_runs import read_notebook, run
 CHECK_CALL = re.compile(r"^\s*check\.\w+\(", re.MULTILINE)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("path", committed_notebooks(ROOT, "exercises"), ids=lambda path: path.stem)
 def test_unsolved_exercise_invites_once_for_each_check(path: Path) -> None:
     notebook = run(read_notebook(path), path.parent, allow_errors=True)
