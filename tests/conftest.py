@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 LONGEST = (
-    "test_site_live.py", "test_wheel.py", "test_site.py", "test_browser_full.py", "test_grading_whole.py",
+    "test_browser_full.py", "test_site_live.py", "test_scripts_of_others.py", "test_wheel.py", "test_site.py",
+    "test_grading_whole.py", "test_ranks.py", "test_published_steps_again.py", "test_distributed.py",
 )  # fmt: skip
 """Files that take a minute or so. A worker that is free takes the next file: the last ones should be short.
 """
