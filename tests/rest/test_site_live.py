@@ -88,7 +88,7 @@ def build() -> ModuleType:
 
 def lightened(path: Path, build: ModuleType) -> Any:
     """A lesson of whose outputs only widgets and the quiz are left: a browser takes long for all figures."""
-    notebook = nbformat.read(path, as_version=4)
+    notebook: Any = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs = [one for one in cell.outputs if answers(one, build)]
