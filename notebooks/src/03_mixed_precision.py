@@ -269,7 +269,7 @@ for gradient in (1.0, 1.0, 1.0, 1.0, inf, inf, 1.0, 1.0, 1.0):  # change this
 
 # %% [markdown]
 # Now a real training in fp16: [autocast](../docs/glossary.md#autocast) around forward, the scaler around backward and
-# step. GradScaler begins at 65,536 and waits 2,000 steps before it doubles. We have 100, so ours waits 5.
+# step. GradScaler begins at 65,536 and waits 2,000 steps before it doubles. We have 60, so ours waits 3.
 # (`HalfProducts` computes 16-bit products as a GPU's matrix units do; without it, a CPU takes up to ten times as long.)
 
 # %% tags=["nbval-ignore-output"]
@@ -277,7 +277,7 @@ from course_utils.figures import lines
 from course_utils.lessons.shared.language_model import HalfProducts
 
 
-def train_in_fp16(scaler, rate=3e-3, steps=100):
+def train_in_fp16(scaler, rate=3e-3, steps=60):
     model = language_model(seed=0)
     losses, scales = [], []
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
@@ -294,13 +294,13 @@ def train_in_fp16(scaler, rate=3e-3, steps=100):
 
 
 # %% tags=["nbval-ignore-output"]
-losses, scales = train_in_fp16(torch.amp.GradScaler("cpu", growth_interval=5))
+losses, scales = train_in_fp16(torch.amp.GradScaler("cpu", growth_interval=3))
 skipped = (torch.tensor(scales).diff() < 0).sum()
 print(
     f"loss {losses[0]:.2f} at the start, {losses[-1]:.2f} at the end; "
-    f"{skipped} of 100 steps skipped"
+    f"{skipped} of {len(losses)} steps skipped"
 )
-curve = {"loss scale": (range(100), scales)}
+curve = {"loss scale": (range(len(scales)), scales)}
 title = "The scale climbs until a gradient overflows"
 source = "trained on this CPU"
 lines(curve, title, "step", "loss scale", log_y=True, markers=False, provenance=source)
@@ -326,7 +326,7 @@ predict("03.trained", unit="of five")
 
 
 # %%
-def train(model, masters, rate=3e-3, steps=100, seed=0):
+def train(model, masters, rate=3e-3, steps=60, seed=0):
     optimizer = torch.optim.AdamW(masters, lr=rate)
     losses = []
     for tokens, targets in batches(steps, 4, seed=seed):
