@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tomllib
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -187,3 +188,23 @@ def test_conda_environment_has_the_packages_of_lab_and_test_and_the_locked_torch
     expected = [f"pytorch={locked()['torch']}", *packages, "pip", {"pip": ["--editable ."]}]
     assert sorted(map(str, others)) == sorted(map(str, expected))
     assert numbers(python) >= numbers(PROJECT["requires-python"])
+
+
+@pytest.mark.parametrize(
+    ("system", "build", "places"),
+    [
+        ("Linux", "cpu", [[environment.CPU_INDEX], []]),
+        ("Windows", "cuda", [[environment.CUDA_INDEX]]),
+        ("Darwin", "cpu", [[]]),
+    ],
+)
+def test_torch_is_sought_where_its_build_is(system, build, places, monkeypatch):
+    monkeypatch.setattr(environment.platform, "system", lambda: system)
+    assert [options[-1:] for options in environment.torch_sources(build)] == places
+
+
+def test_each_extra_contains_the_one_before_it_and_the_package_alone_needs_nothing():
+    assert PROJECT["dependencies"] == []
+    needed = [requirements(extra) for extra in ("torch", "lab", "test", "author")]
+    assert all(less.items() < more.items() for less, more in pairwise(needed))
+    assert set(PROJECT["optional-dependencies"]) == set(environment.NEEDED)

@@ -3,6 +3,7 @@
 import ast
 import inspect
 import re
+import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -200,3 +201,17 @@ def test_doctor_says_what_a_gpu_can_do_that_it_does_not_answer_or_why_there_is_n
     assert "set COURSE_TORCH=cuda" in doctor.no_gpu(None, True)
     assert "update the driver" in doctor.no_gpu("13.0", True)
     assert "no NVIDIA GPU" in doctor.no_gpu("13.0", False)
+
+
+def test_pytest_without_nbval_refuses_notebooks_and_says_what_to_do(tmp_path):
+    shutil.copy(ROOT / "conftest.py", tmp_path)
+    without = (
+        "import importlib.util as util, sys; find = util.find_spec\n"
+        "util.find_spec = lambda name, *more: None if name == 'nbval' else find(name, *more)\n"
+        "import pytest; sys.exit(pytest.main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", without, "-p", "no:nbval", "--nbval"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert f"{sys.executable} lacks nbval. `python3 -m course_utils test` makes" in done.stderr
+    assert 'pip install -e ".[lab,test]"' in done.stderr

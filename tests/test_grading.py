@@ -156,3 +156,14 @@ def test_no_cell_is_a_formula_nor_writes_to_the_terminal(text: str, tmp_path: Pa
     cells = [cell.lstrip("\ufeff") for row in rows for cell in row]
     assert not [cell for cell in cells if cell.startswith(grading.FORMULA) or ";" in cell]
     assert len(found) == 2 and "\x1b" not in summary(found) and summary(found).count("\n") == 2
+
+
+def test_a_table_that_cannot_be_written_whole_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_table([Row("bob.ipynb", "bob", {}, "")], tmp_path / "grades.csv")
+    before = (tmp_path / "grades.csv").read_bytes()
+    monkeypatch.setattr(os, "fsync", lambda _: os.close(-1))
+    with pytest.raises(OSError, match="Bad file"):
+        write_table([], tmp_path / "grades.csv")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"grades.csv": before}

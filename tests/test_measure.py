@@ -124,3 +124,9 @@ def test_a_recording_takes_its_place_and_says_why(monkeypatch, source):
     assert found.source == "recorded" and found.breakdown == simulate(RUN).breakdown
     assert "recorded on a simulated GPU" in str(found.provenance)
     assert "not simulated here: on this platform it cannot" in str(found.provenance)
+
+
+def test_provenance_says_where_it_ran():
+    assert str(simulate(RUN).provenance).startswith("simulated GPU · torch 2.")
+    assert str(measure(ON_CPU, "cpu").provenance).startswith("traced on the CPU · torch 2.")
+    assert " MB at the peak" in simulate(RUN).summary() and "simulated GPU" in simulate(RUN).summary()

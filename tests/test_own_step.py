@@ -538,3 +538,15 @@ def test_a_real_gpu_counts_what_is_simulated_and_a_step_that_fails_leaves_nothin
         with pytest.raises((ValueError, KeyboardInterrupt)) as caught:
             measure(step=step, source="live", **made())
         assert torch.cuda.memory_allocated() == before and caught.value is not None
+
+
+def test_auto_without_a_gpu_simulates(monkeypatch):
+    monkeypatch.delenv("COURSE_SOURCE", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert measure(step=train_step, **made()).source == "simulated"
+    monkeypatch.setenv("COURSE_SOURCE", "cpu")
+    assert measure(step=train_step, **made()).source == "cpu"
+    with pytest.raises(ValueError, match="no CUDA GPU"):
+        measure(step=train_step, source="live", **made())
+    monkeypatch.setenv("COURSE_SOURCE", "recorded")
+    assert measure(step=train_step, **made()).source == "simulated", "nobody has recorded it"

@@ -3,7 +3,7 @@
 import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, pairwise
 from math import dist
 
 import pytest
@@ -16,7 +16,7 @@ from course_utils.figures.axes import OVER, UNDER
 from course_utils.figures.canvas import contrast, ink_on
 from course_utils.figures.curves import LINE_COLOURS
 from course_utils.figures.themes import DARK
-from course_utils.figures.timelines import MOST_POINTS, thin
+from course_utils.figures.timelines import MOST_POINTS, TIMELINE_ORDER, thin
 from course_utils.gpus import GPUS
 from course_utils.measurement import WORDS
 from course_utils.units import GB, MB, format_bytes
@@ -194,3 +194,11 @@ def test_every_figure_says_in_words_what_it_shows_is_the_same_each_time_and_need
         )
     assert shapes(figure, "rect")[0].attrib["fill"] == "#FFFFFF"
     assert not re.search(r"https?://(?!www.w3.org)", figure.html + figure.inline)
+
+
+@pytest.mark.parametrize("order", [KINDS, TIMELINE_ORDER[:3]])
+def test_neighbors_differ_in_grey_print(order):
+    for one, other in pairwise(order):
+        assert abs(lab(COLOURS[one], "normal")[0] - lab(COLOURS[other], "normal")[0]) > 9, (
+            f"{one} next to {other}"
+        )

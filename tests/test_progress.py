@@ -134,3 +134,14 @@ def test_a_quiz_that_is_finished_is_remembered_once_an_attempt() -> None:
             buttons[question.choices.index(question.right)].click()
     count = len(form.quiz.questions)
     assert quiz_scores() == {1: (count, count)} and len(remembered()[0]) == 1
+
+
+def test_an_answer_is_right_even_if_it_cannot_be_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("COURSE_HOME", str(tmp_path / "file" / "course"))
+    check(42)
+    said = capsys.readouterr().out
+    assert said.startswith("✓ 06.1 Well done.")
+    assert "progress cannot be kept in" in said and "COURSE_HOME" in said

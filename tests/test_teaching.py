@@ -173,3 +173,13 @@ def test_simulated_gpu_keeps_what_its_kernels_keep() -> None:
     )
     assert gpu == [("bf16", 2 * 96), ("fp32", 4 * 6), ("fp32", 4 * 6), ("bool", 96)]
     assert cpu == [("bf16", 2 * 96), ("bf16", 2 * 6), ("bf16", 2 * 6), ("bf16", 2 * 96)]
+
+
+def test_guesses_that_cannot_be_kept_are_refused_and_the_field_says_so(home: Path) -> None:
+    (home / "progress.jsonl").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"cannot be kept in .*course.*COURSE_HOME"):
+        predict("01.peak", guess=41)
+    form = Prediction("01.peak", "GB").form()
+    lock(form, "41")
+    # another folder, another try
+    assert "COURSE_HOME" in form.answer.value and form.button.description == "Lock it in"
