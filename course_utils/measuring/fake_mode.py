@@ -10,6 +10,9 @@ ASK_DEVICE = torch.ops.prim.device.default
 """Half of all that a simulated step asks: autograd and optimizers look at devices all the time."""
 
 READ_NUMBER = torch.ops.aten._local_scalar_dense.default
+LIFT = torch.ops.aten.lift_fresh.default
+"""torch.tensor() ends in it. Optimizers make each parameter's step counter with it."""
+
 META = torch.device("meta")
 
 PLAIN = (int, float, bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -37,7 +40,19 @@ class QuickFakeMode(FakeTensorMode):
         if func is READ_NUMBER and args[0].constant is not None:
             with no_dispatch():
                 return args[0].constant.item()
+        if func is LIFT and type(args[0]) is torch.Tensor and args[0].dim() == 0:
+            return self._constant(args[0])
         return self.dispatch(func, types, args, kwargs or {})
+
+    def _constant(self, number: torch.Tensor) -> FakeTensor:
+        """A fake tensor that remembers its one number, made without torch's description of the real one."""
+        with in_kernel_invocation_manager(self):
+            empty = torch.empty((), dtype=number.dtype, device=META)
+        made = self._faked(empty, number.device)
+        with no_dispatch():
+            made.constant = number.clone()
+        self.fake_tensor_converter.add_constant_storage_mapping(made)
+        return made
 
     def _dispatch_impl(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         found = super()._dispatch_impl(func, types, args, kwargs)

@@ -364,17 +364,21 @@ with on_gpu():
 # `save_on_cpu` copies the weights, too. Your own hooks can skip them: see `Offloading` in
 # [recompute.py](../course_utils/networks/recompute.py).
 #
-# A `TrainingRun` has all of these as `recompute=`, for a whole step with its states. Here it is the real GPT-2: compare
-# its rows with each other, not with those above. "selective-attention" recomputes
-# only attention's core, from q·kᵀ to weights·v: the "[selective](../docs/glossary.md#selective-recomputation)
-# recomputation" of [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), section 5.
+# A `TrainingRun` has all of these as `recompute=`, for a whole step with its states. Here it is GPT-2 with half of its
+# blocks: compare its rows with each other, not with those above. "selective-attention" recomputes only attention's
+# core, from q·kᵀ to weights·v: the "[selective](../docs/glossary.md#selective-recomputation) recomputation" of
+# [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), section 5.
 
 # %%
+from dataclasses import replace
+
 from course_utils.figures import stack
 
-gpt2 = TrainingRun("gpt2", micro_batch=8, seq_len=1024, precision="bf16-master")
+half = replace(PRESETS["gpt2"], layers=6)  # change this
+run = TrainingRun(half, micro_batch=8, seq_len=1024, precision="bf16-master")
+run = run.replace(optimizer="adamw-foreach")
 policies = ("none", "selective-attention", "selective", "full", "every-3", "offload")
-steps = {name: measure(gpt2.replace(recompute=name)) for name in policies}
+steps = {name: measure(run.replace(recompute=name)) for name in policies}
 stack(
     steps,
     "Recomputation removes most activations; the states stay",
@@ -383,14 +387,14 @@ stack(
 
 # %%
 for name, real in steps.items():
-    gap = plus_minus(estimate(gpt2.replace(recompute=name)).total - real.peak)
+    gap = plus_minus(estimate(run.replace(recompute=name)).total - real.peak)
     kept = format_bytes(real.moments["after loss"]["activations"], "GB", 2)
     print(
         f"{name:20s} peak {format_bytes(real.peak, 'GB', 2)}, estimate − {real.word}: "
         f"{gap} bytes; kept {kept}"
     )
 for name in ("none", "selective-attention"):
-    peak = estimate(gpt2.replace(recompute=name, attention="eager")).total
+    peak = estimate(run.replace(recompute=name, attention="eager")).total
     print(f"{name:20s} with eager attention: {format_bytes(peak, 'GB', 2)} at the peak, estimated")
 
 # %% [markdown]
@@ -406,7 +410,7 @@ for name in ("none", "selective-attention"):
 # %%
 from course_utils.figures import timeline
 
-timeline(steps["full"], "Backward has one tooth for each of the 12 blocks", steps=[2])
+timeline(steps["full"], f"Backward has one tooth for each of the {half.layers} blocks", steps=[2])
 
 # %% [markdown]
 # ## What does it cost in arithmetic?
@@ -599,7 +603,7 @@ waits_for("06.percent")
 full = xl.replace(recompute="full")  # change this
 s, b, h, L = full.seq_len, full.micro_batch, full.model.hidden, full.model.layers
 zero, one_each = 12 * 2 * h * b * s * L, 2 * s * b * h * L
-real = measure(full)
+real = measure(full.replace(optimizer="sgd"), steps=1)  # forward is the same with Adam
 claims = {
     "ZeRO's total, 12·h·b·s·L numbers": zero,
     "divided by √48: ZeRO's “about 8 GB”": zero / L**0.5,
@@ -706,7 +710,7 @@ for words, case in cases.items():
 
 # %% [markdown]
 # ## And the time?
-# Arithmetic is not time. Processor time on one core, in fp32, the fastest of five passes (it varies a little):
+# Arithmetic is not time. Processor time on one core, in fp32, the faster of two passes (it varies a little):
 
 # %% tags=["nbval-ignore-output"]
 from time import process_time
@@ -724,7 +728,7 @@ threads = torch.get_num_threads()
 torch.set_num_threads(1)
 for name, (core, call) in passes.items():
     times = []
-    for _ in range(6):
+    for _ in range(3):
         begin = process_time()
         loss_of(models[core], tokens, call).backward()
         times.append(process_time() - begin)
