@@ -15,6 +15,16 @@ LIFT = torch.ops.aten.lift_fresh.default
 
 META = torch.device("meta")
 
+aten = torch.ops.aten
+VIEWS = frozenset({aten.view.default, aten.detach.default, aten.t.default, aten.transpose.int})
+"""Half of a step's operators. Making such a view again is quicker than looking it up in the cache."""
+
+profiler = torch.ops.profiler
+NAMED_REGIONS = frozenset(
+    {profiler._record_function_enter_new.default, profiler._record_function_exit._RecordFunction}
+)
+"""With these an optimizer names its step for torch's profiler. They take no tensors."""
+
 PLAIN = (int, float, bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
@@ -42,6 +52,12 @@ class QuickFakeMode(FakeTensorMode):
                 return args[0].constant.item()
         if func is LIFT and type(args[0]) is torch.Tensor and args[0].dim() == 0:
             return self._constant(args[0])
+        if func in VIEWS and not kwargs and self._is_plain(args[0]):
+            with in_kernel_invocation_manager(self):
+                view = func(*args)
+            return self._faked(view, args[0].fake_device)
+        if func in NAMED_REGIONS:
+            return func(*args, **(kwargs or {}))
         return self.dispatch(func, types, args, kwargs or {})
 
     def _constant(self, number: torch.Tensor) -> FakeTensor:

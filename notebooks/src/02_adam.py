@@ -330,7 +330,7 @@ predict("02.small", unit="KB")
 
 
 # %%
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 100) -> Tensor:
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 40) -> Tensor:
     """Return the losses of all steps."""
     losses = []
     for tokens, targets in batches(steps, seed=0):
@@ -511,8 +511,8 @@ from course_utils.figures import bars
 
 plain = TrainingRun("gpt2", micro_batch=1, seq_len=128, precision="fp32", attention="efficient")
 for name in ("lion", "adam8bit", "adafactor"):
-    measured = measure(plain.replace(optimizer=name))
-    states[name] = measured.moments["end of step 2"]["optimizer_states"]
+    measured = measure(plain.replace(optimizer=name), steps=1)
+    states[name] = measured.moments["end of step 1"]["optimizer_states"]
 for name, size in states.items():
     estimated = estimate(plain.replace(optimizer=name))["optimizer_states"]
     print(f"{name:9s} estimated {estimated:11,} bytes, gap {plus_minus(estimated - size)}")
