@@ -715,7 +715,7 @@ for words, case in cases.items():
 # %% tags=["nbval-ignore-output"]
 from time import process_time
 
-L, h, s = 4, 256, 128  # change this
+L, h, s = 2, 256, 128  # change this
 models = {False: GPT(L, h, 4, 1000, eager), True: GPT(L, h, 4, 1000, core_again)}
 tokens = torch.randint(1000, (4, s))
 passes = {
