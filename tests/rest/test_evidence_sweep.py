@@ -47,12 +47,15 @@ def recorded_steps() -> Iterator[Any]:
         if item.kind in ("run", "history"):
             part = item.parts["simulated" if item.kind == "run" else "history"]
             run = run_of(code if item.kind == "run" else code.rpartition(", ")[0])
-            yield pytest.param(part["sequence"], partial(sequence_hash, run), id=f"{item.device} {item.task}")
+            now = partial(sequence_hash, run)
+            name = f"{item.device} {item.task}"
+            yield pytest.param(part["sequence"], now, id=name, marks=pytest.mark.sweep(3))
         elif item.kind == "published":
             for name, said in item.parts.items():
                 if name.startswith("said "):
                     now = partial(published_hash, name.removeprefix("said "), item)
-                    yield pytest.param(said["sequence"], now, id=f"{item.device} {name}")
+                    name = f"{item.device} {name}"
+                    yield pytest.param(said["sequence"], now, id=name, marks=pytest.mark.sweep(1))
 
 
 def run_of(code: str) -> TrainingRun:
@@ -68,7 +71,6 @@ def published_hash(name: str, item: Recording) -> str:
     return hash_of(simulated(replace(row, capability=capability, torch=(major, minor)))[0].allocations)
 
 
-@pytest.mark.sweep(4)
 @pytest.mark.parametrize(("hashes", "now"), list(recorded_steps()))
 def test_the_course_still_takes_the_step_that_was_recorded(
     hashes: dict[str, str], now: Callable[[], str]
