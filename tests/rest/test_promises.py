@@ -46,5 +46,5 @@ def test_tracking_adds_a_fraction_to_a_step_and_torch_s_own_tracker_more_than_th
     run = TrainingRun(changed("gpt2", layers=2), 2, 128)
     step_times(run, calls)
     counted = step_times(run, calls)
-    assert counted["nobody"] < counted["tracker"] < 1.4 * counted["nobody"]
+    assert counted["nobody"] < counted["tracker"] < 1.5 * counted["nobody"]
     assert counted["memtracker"] > 1.8 * counted["tracker"]
