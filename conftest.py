@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 SANITIZE = Path(__file__).resolve().parent / "tests" / "nbval_sanitize.cfg"
-NEEDED = ("nbval", "nbclient", "torch", "ipykernel", "ipywidgets", "matplotlib")
+NEEDED = ("nbval", "nbclient", "torch", "ipykernel", "ipywidgets", "matplotlib", "psutil")
 """Modules without which no notebook and hardly a test of the course runs."""
 
 
@@ -67,7 +68,8 @@ class NotebookTimes:
     """Adds up the CPU seconds of each notebook and shows them at the end. No time makes a test fail.
 
     A kernel is a child of this process, which is told the CPU seconds of a child, and of the child's own
-    children, when the child has ended. Windows tells none.
+    children, when the child has ended. Windows tells none. nbval kills kernels, so what a kernel's children
+    have taken that still run is asked just before.
     """
 
     def __init__(self, config: pytest.Config) -> None:
@@ -83,10 +85,17 @@ class NotebookTimes:
         """The kernel of a notebook starts with its first cell and has ended after its last one."""
         before = _seconds_of_ended_children()
         result = yield
-        if item.path.suffix == ".ipynb":
-            name = item.path.relative_to(self.config.rootpath).as_posix()
-            self.seconds[name] += _seconds_of_ended_children() - before
+        self._add(item, _seconds_of_ended_children() - before)
         return result
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
+        if nextitem is None or nextitem.path != item.path:
+            self._add(item, _seconds_of_grandchildren())
+
+    def _add(self, item: pytest.Item, seconds: float) -> None:
+        if item.path.suffix == ".ipynb":
+            self.seconds[item.path.relative_to(self.config.rootpath).as_posix()] += seconds
 
     def pytest_sessionfinish(self) -> None:
         if hasattr(self.config, "workeroutput"):
@@ -111,3 +120,14 @@ class NotebookTimes:
 def _seconds_of_ended_children() -> float:
     times = os.times()
     return times.children_user + times.children_system
+
+
+def _seconds_of_grandchildren() -> float:
+    psutil = importlib.import_module("psutil")
+    found = 0.0
+    for kernel in psutil.Process().children():
+        for process in kernel.children():
+            with suppress(psutil.NoSuchProcess):  # it has ended, and counts among those that have
+                times = process.cpu_times()
+                found += times.user + times.system + times.children_user + times.children_system
+    return found
