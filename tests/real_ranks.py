@@ -4,6 +4,7 @@ import base64
 import dataclasses
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import time
@@ -57,7 +58,7 @@ def left_behind_by_a_caller_that_gets(signal_number: int) -> list[psutil.Process
     folders = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
     code = f"import sys; sys.path[:0] = {folders}; import real_ranks as r; r.launch.run_ranks(r.one_hangs, 2)"
     quiet = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
-    with subprocess.Popen([sys.executable, "-c", code], **quiet) as caller:
+    with subprocess.Popen([sys.executable, "-c", code], **quiet, preexec_fn=hears_ctrl_c) as caller:
         wait_until(
             lambda: len(left_behind()) == 5
         )  # it, the process that has loaded torch, a launcher, ranks
@@ -68,6 +69,11 @@ def left_behind_by_a_caller_that_gets(signal_number: int) -> list[psutil.Process
     for process in left:
         process.kill()
     return left
+
+
+def hears_ctrl_c() -> None:
+    """Undo what a shell does to a background job, which tests may be: it ignores SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def wait_until(done: Callable[[], bool]) -> None:

@@ -2,7 +2,7 @@
 # jupyter:
 #   course:
 #     minutes: 80
-#     cpu_seconds: 85
+#     cpu_seconds: 50
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from real_ranks import hears_ctrl_c
 
 from course_utils import fence
 from course_utils.cli.main import main
@@ -165,7 +166,7 @@ def test_a_grader_that_ends_keeps_its_rows_and_leaves_nothing(number: int, tmp_p
     words = [str(tmp_path / "class"), "--out", str(tmp_path / "out"), *([] if FENCED else ["--unfenced"])]
     command = [sys.executable, "-m", "course_utils", "grade", "--here", *words]
     own = {**os.environ, "TMPDIR": str(tmp_path)}
-    grader = subprocess.Popen(command, cwd=ROOT, env=own, stdout=subprocess.DEVNULL)
+    grader = subprocess.Popen(command, cwd=ROOT, env=own, stdout=subprocess.DEVNULL, preexec_fn=hears_ctrl_c)
     until(sleeping)
     below = psutil.Process(grader.pid).children(recursive=True)
     grader.send_signal(number)
