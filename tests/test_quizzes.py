@@ -99,3 +99,14 @@ def test_what_is_printed_holds_no_secret_and_is_the_same_each_time() -> None:
     page = SMALL.page()
     assert page.count("<details>") == 4 and page.count("Right.") == 2 and "<script" not in page
     assert "<summary>one</summary><p>Not quite. Add.</p>" in page
+
+
+def twice(n: int) -> list[str]:
+    """The explanations of a question about this number, in the order in which they are shown."""
+    wrong = (Choice(str(n), "b"), Choice(str(n * n), "c"))
+    question = Question(f"How many are {n} and {n}?", Choice(str(2 * n), "a"), wrong)
+    return [choice.why for choice in question.choices]
+
+
+def test_choices_keep_their_places_when_only_numbers_change() -> None:
+    assert twice(5) == twice(7)
