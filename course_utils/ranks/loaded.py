@@ -66,12 +66,9 @@ class Loaded:
 
     def end(self) -> None:
         """Kill it, the launcher and the ranks."""
-        groups = [self.process.pid]
         _kill_group(self.process.pid)  # first: it starts nothing after this
-        with suppress(FileNotFoundError):
-            groups.append(int((self.folder / PID).read_text()))
-        for group in groups:
-            _kill_group(group)
+        with suppress(FileNotFoundError, ValueError):  # a launcher that has not written this is in that group
+            _kill_group(int((self.folder / PID).read_text()))
         self.process.communicate()
 
 

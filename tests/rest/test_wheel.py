@@ -93,7 +93,7 @@ def environment(folder: Path, *packages: Path) -> Installed:
 
 @pytest.fixture(scope="module")
 def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """Into which pip has installed the wheel, and nothing else."""
+    """Return the environment where pip has installed the wheel, and nothing else."""
     made = environment(tmp_path_factory.mktemp("bare"))
     options = ["--no-index", "--no-deps", "--no-compile", "--quiet"]
     command = [sys.executable, "-m", "pip", "--python", str(made.python), "install", *options, str(wheel)]
