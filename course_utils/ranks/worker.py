@@ -109,6 +109,7 @@ def be_a_rank(task: dict[str, Any]) -> None:
     """Run the program of a task as one rank. Before its time is up, write down in which line it is."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the launcher's own would wait for an exchange to end
     faulthandler.dump_traceback_later(max(0.1, task["until"] - time.time() - 1.0))
+    _wait_for_the_others(task["ranks"])
     _keep_destroyed_groups()
     sys.argv = [task["name"], *task["arguments"]]
     if task["kind"] == "file":
@@ -119,6 +120,20 @@ def be_a_rank(task: dict[str, Any]) -> None:
     else:
         report(_function(task["function"])(**task["function"]["keywords"]))
     faulthandler.cancel_dump_traceback_later()
+
+
+def _wait_for_the_others(ranks: int) -> None:
+    """Wait until all ranks have been forked.
+
+    A rank that connects earlier makes a thread of the launcher look up an address, for which the C library
+    holds a lock. A rank that is forked in that moment inherits the lock, which nobody will open: it hangs as
+    soon as it connects.
+    """
+    started = Path(os.environ[RESULTS], "started")
+    with started.open("ab") as file:
+        file.write(b".")
+    while started.stat().st_size < ranks:
+        time.sleep(0.005)
 
 
 def _keep_destroyed_groups() -> None:

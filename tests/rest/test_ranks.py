@@ -106,6 +106,22 @@ def test_the_process_that_waits_ends_by_itself_and_the_next_ranks_start_from_ano
     assert run_ranks(where_it_comes_from, 1)[0][0] != first
 
 
+def ranks_that_had_started():
+    import os
+    import time
+
+    import psutil
+
+    count = len(psutil.Process(os.getppid()).children())
+    time.sleep(0.3)  # so that the first is still there for the last
+    return count
+
+
+def test_no_rank_runs_its_program_before_all_are_forked():
+    """A connection to the launcher while it forks another rank can leave that one with a lock forever."""
+    assert run_ranks(ranks_that_had_started, 4) == [4] * 4
+
+
 def one_raises():
     import os
     import time
