@@ -21,13 +21,12 @@ from .gpus import GPUS as GPUS
 from .gpus import gpu as gpu
 from .lessons.shared.search import find as find
 from .measurement import Measurement as Measurement
-from .measuring.comparing import compare as compare
-from .measuring.differences import difference as difference
-from .measuring.live import expected_out_of_memory as expected_out_of_memory
-from .measuring.measurement_file import read_measurement as read_measurement
-from .measuring.measurement_file import save_measurement as save_measurement
-from .measuring.on_gpu import on_gpu as on_gpu
+from .measuring.compare import compare as compare
+from .measuring.compare import difference as difference
+from .measuring.files import read_measurement as read_measurement
+from .measuring.files import save_measurement as save_measurement
 from .measuring.recorded import recordings as recordings
+from .measuring.release import expected_out_of_memory as expected_out_of_memory
 from .measuring.sources import card_here as card_here
 from .measuring.sources import measure as measure
 from .models import PRESETS as PRESETS
@@ -39,6 +38,7 @@ from .run import TrainingRun as TrainingRun
 from .units import format_bytes as format_bytes
 from .units import parse_bytes as parse_bytes
 from .units import plus_minus as plus_minus
+from .watching.on_gpu import on_gpu as on_gpu
 
 __version__: str
 __all__: list[str]

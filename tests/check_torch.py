@@ -50,8 +50,8 @@ def facts(names: Sequence[str] = ()) -> Facts:
 
 def step_of(run: Any) -> Facts:
     """Hash, peak, and by operator count and bytes of a simulated step's allocations; "error" if it fails."""
-    from course_utils.measuring import measure
-    from course_utils.measuring.sequence import hash_of
+    from course_utils.evidence.sequence import hash_of
+    from course_utils.measuring.sources import measure
 
     try:
         measured = measure(run, "simulated")

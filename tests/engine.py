@@ -12,8 +12,8 @@ from course_utils import estimate, moments
 from course_utils.estimating.sharding import rank_0_states
 from course_utils.estimating.states import Trainable, trainable
 from course_utils.measurement import Measurement
-from course_utils.measuring import measure
-from course_utils.measuring.counting import Unwatched as Unwatched
+from course_utils.measuring.devices import Unwatched as Unwatched
+from course_utils.measuring.sources import measure
 from course_utils.models import PRESETS, TransformerConfig
 from course_utils.run import TrainingRun
 

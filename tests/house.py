@@ -18,6 +18,7 @@ FLOORS = (
     "evidence",
     "lessons",
     "interactive",
+    "watching",
     "measuring",
     "allocator",
     "figures",

@@ -10,8 +10,8 @@ import pytest
 
 from course_utils.evidence.tasks import Task
 from course_utils.measuring import recorded
+from course_utils.measuring.files import append
 from course_utils.measuring.recorded import read_folder
-from course_utils.measuring.recording_file import append
 from course_utils.units import GB
 
 DEVICE: dict[str, Any] = {"name": "NVIDIA H200", "capability": [9, 0], "memory": 150 * GB, "driver": "580.1"}

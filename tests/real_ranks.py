@@ -16,7 +16,7 @@ import pytest
 from engine import tiny
 
 from course_utils.measurement import Measurement
-from course_utils.measuring.recorded import from_json
+from course_utils.measuring.files import from_json
 from course_utils.ranks import launch, loaded
 from course_utils.run import TrainingRun
 
@@ -106,8 +106,8 @@ def follow_each(pickled: str):
 
     from course_utils.measurement import Provenance
     from course_utils.measuring.data_parallel import ReplicatedTraining, ReplicaTracker
-    from course_utils.measuring.recorded import to_json
-    from course_utils.measuring.tracing import follow
+    from course_utils.measuring.files import to_json
+    from course_utils.measuring.step import follow
 
     dist.init_process_group("gloo")
     found = []

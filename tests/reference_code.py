@@ -20,7 +20,7 @@ from torch.nn import functional as F
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # where this file runs alone
 
-from course_utils.measuring.tracing import trace_simulated  # noqa: E402
+from course_utils.measuring.sources import simulated_run  # noqa: E402
 from course_utils.networks import attention, loss_of  # noqa: E402
 from course_utils.run import TrainingRun  # noqa: E402
 
@@ -101,8 +101,8 @@ def peaks(name: str, precision: str) -> tuple[int, int]:
     """Bytes at the simulated peak: of the course's network as it is by default, and with the difference."""
     run, changes = DIFFERENCES[name]
     own = TrainingRun(run.model.name, run.micro_batch, run.seq_len, precision, attention=run.attention)
-    anew = trace_simulated.__wrapped__  # not what was simulated before, with other parts
-    before = trace_simulated(own, 2, "").peak
+    anew = simulated_run.__wrapped__  # not what was simulated before, with other parts
+    before = simulated_run(own, 2, "").peak
     with changed(changes):
         return before, anew(run.replace(precision=precision), 2, "").peak
 

@@ -15,9 +15,9 @@ from course_utils.gpus import gpu
 from course_utils.lessons.sharding.zero import gpt_of_six_blocks
 from course_utils.lessons.will_it_fit.detective import broken_runs
 from course_utils.measurement import Measurement
-from course_utils.measuring import measure
-from course_utils.measuring.recorded import FILE, key, save, thinned
-from course_utils.measuring.recording_file import FOLDER
+from course_utils.measuring.files import FOLDER, thinned
+from course_utils.measuring.recorded import FILE, key, save
+from course_utils.measuring.sources import measure
 from course_utils.models import PRESETS
 from course_utils.planning.twin import twin
 from course_utils.run import TrainingRun

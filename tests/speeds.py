@@ -18,7 +18,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 
 from course_utils.estimating import estimate
 from course_utils.interactive.course_files import ROOT
-from course_utils.measuring.counting import Unwatched
+from course_utils.measuring.devices import Unwatched
 from course_utils.measuring.simulated import simulated_gpu
 from course_utils.measuring.step import Training
 from course_utils.measuring.tracker import Tracker

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # for --write, which runs this file alone
 
 from course_utils.evidence.frozen_runs import changed  # noqa: E402
-from course_utils.measuring.sequence import release_line, sequence_hash  # noqa: E402
+from course_utils.evidence.sequence import release_line, sequence_hash  # noqa: E402
 from course_utils.measuring.simulated import availability  # noqa: E402
 from course_utils.run import ATTENTIONS, PRECISIONS, TrainingRun  # noqa: E402
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from course_utils.errors import StepError
-from course_utils.measuring.cuda_answers import REFUSED, answered
-from course_utils.measuring.memory import CARD, Memory
+from course_utils.measuring.cuda_answers import CARD, REFUSED, Memory, answered
 from course_utils.measuring.simulated import simulated_gpu
 
 

@@ -12,7 +12,7 @@ from engine import simulate, tiny
 from course_utils import difference, read_measurement, replay, save_measurement
 from course_utils.breakdown import MemoryBreakdown
 from course_utils.measurement import Allocation, Mark, Measurement, Provenance, Timeline
-from course_utils.measuring.recorded import from_json, to_json
+from course_utils.measuring.files import from_json, to_json
 from course_utils.run import TrainingRun
 from course_utils.units import format_bytes
 

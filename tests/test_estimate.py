@@ -10,7 +10,8 @@ from course_utils.breakdown import KINDS, MemoryBreakdown
 from course_utils.estimating.exact.program import compiled
 from course_utils.measurement import Provenance
 from course_utils.measuring.simulated import simulated_gpu
-from course_utils.measuring.tracing import trace
+from course_utils.measuring.step import Training, follow
+from course_utils.measuring.tracker import Tracker
 from course_utils.models import TransformerConfig
 from course_utils.run import TrainingRun
 from course_utils.units import GB, GiB
@@ -67,7 +68,8 @@ def test_until_torch_2_11_autocast_leaves_rmsnorm_in_16_bits(monkeypatch):
 def test_two_micro_batches_stand_for_four():
     run = TrainingRun("tiny-gpt", 2, 64, "amp-fp16", accumulation_steps=4)
     with simulated_gpu(run.attention):
-        in_full = trace(run, "cuda", 2, Provenance("simulated", "simulated GPU", "", ""))
+        training = Training(run, "cuda", simulated=True)
+        in_full = follow(training, Tracker("cuda"), 2, Provenance("simulated", "simulated GPU", "", ""))
     shortened = simulate(run)
     assert shortened.breakdown == in_full.breakdown and shortened.moments == in_full.moments
     assert "2 of 4 micro-batches run" in str(shortened.provenance)

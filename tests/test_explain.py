@@ -11,7 +11,7 @@ from engine import simulate, tiny
 
 from course_utils import measure
 from course_utils.measurement import explained
-from course_utils.measuring.recorded import to_json
+from course_utils.measuring.files import to_json
 from course_utils.measuring.tracker import Tracker
 from course_utils.run import TrainingRun
 

@@ -8,7 +8,7 @@ import pytest
 from engine import GPT, shallow, simulate
 
 from course_utils import KINDS, TrainingRun, compare, estimate
-from course_utils.measuring.measurement_file import read_measurement, save_measurement
+from course_utils.measuring.files import read_measurement, save_measurement
 
 RUN = TrainingRun(shallow(GPT, 2), micro_batch=2, seq_len=128, precision="amp-bf16")
 

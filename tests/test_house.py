@@ -12,7 +12,7 @@ import course_utils
 STANDARD_LIBRARY_ALONE = ("estimating", "planning", *house.NOUNS)
 """These answer without torch: they run before anything is installed, and in a browser."""
 
-TORCH_ALONE = ("measuring", "allocator", "networks", "ranks")
+TORCH_ALONE = ("watching", "measuring", "allocator", "networks", "ranks")
 """These run on a GPU machine that has torch and nothing else."""
 
 

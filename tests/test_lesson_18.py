@@ -25,8 +25,8 @@ from course_utils.lessons.calculators.errata import ERRATA
 from course_utils.lessons.calculators.figures import corrected, gap_map, side_by_side, strips
 from course_utils.lessons.calculators.widget import mender
 from course_utils.measurement import Measurement
-from course_utils.measuring import measure
-from course_utils.measuring.recorded import from_json, to_json
+from course_utils.measuring.files import from_json, to_json
+from course_utils.measuring.sources import measure
 from course_utils.run import TrainingRun
 from course_utils.units import BLOCK
 

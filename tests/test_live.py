@@ -11,9 +11,10 @@ import torch
 from engine import tiny
 
 from course_utils import compare, estimate, measure
-from course_utils.measuring import choose_source, live
+from course_utils.measuring import live
 from course_utils.measuring.live import GpuOutOfMemory, KernelRefused, memory_released, only_kernel
-from course_utils.measuring.tracebacks import let_go
+from course_utils.measuring.release import let_go
+from course_utils.measuring.sources import choose_source
 from course_utils.planning.twin import largest_micro_batch, not_built, unsupported
 from course_utils.run import TrainingRun
 from course_utils.units import GB

@@ -10,7 +10,8 @@ from engine import GPT, shallow, simulate, tiny
 
 from course_utils import compare, estimate, measure, replay
 from course_utils.breakdown import KINDS
-from course_utils.measuring import Comparison, recorded, tracing
+from course_utils.measuring import recorded, sources
+from course_utils.measuring.compare import Comparison
 from course_utils.run import TrainingRun
 from course_utils.units import GB
 
@@ -72,7 +73,7 @@ def test_no_tensor_of_a_step_waits_for_python_to_find_a_cycle(recompute):
     gc.collect()
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
-        tracing.trace_simulated.__wrapped__(RUN.replace(recompute=recompute), 2, "")
+        sources.simulated_run.__wrapped__(RUN.replace(recompute=recompute), 2, "")
         gc.collect()
         assert not [one for one in gc.garbage if isinstance(one, torch.Tensor)]
     finally:

@@ -9,9 +9,8 @@ from torch import nn
 from course_utils import TrainingRun, compare_with_gpu, measure, on_gpu, read_snapshot
 from course_utils.errors import StepError
 from course_utils.estimating.workspaces import workspaces_of
-from course_utils.measuring import on_gpu as cards
-from course_utils.measuring.cuda_answers import answers
-from course_utils.measuring.memory import CARD, Memory
+from course_utils.measuring.cuda_answers import CARD, Memory, answers
+from course_utils.watching import on_gpu as cards
 
 MiB = 1 << 20
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from course_utils.planning.out_of_memory import TEXTS, Diagnosis, OutOfMemory, diagnose, options, parse, run
 from course_utils.units import GiB, MiB
+from course_utils.watching.out_of_memory import TEXTS, Diagnosis, OutOfMemory, diagnose, options, parse, run
 
 ADVICE = (
     " If reserved but unallocated memory is large"
@@ -353,7 +353,7 @@ def test_it_reads_a_log_words_and_what_is_pasted(tmp_path, monkeypatch, capsys):
 def test_what_the_simulated_gpu_raises_is_understood(monkeypatch):
     """The optimizer states of a model whose weights and gradients fit; the bytes are the allocator's own."""
     torch = pytest.importorskip("torch")
-    from course_utils.measuring import on_gpu as cards
+    from course_utils.watching import on_gpu as cards
 
     monkeypatch.setenv("COURSE_SOURCE", "simulated")
     card = cards._new_card()

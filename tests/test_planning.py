@@ -124,7 +124,8 @@ def test_fsdp_sends_what_is_charged(
     precision: str, micro_batches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The genuine fully_shard on simulated ranks: the bytes of every collective that it starts."""
-    from course_utils.measuring.sharded import ShardTracker, measure_sharded
+    from course_utils.measuring.sharded import ShardTracker
+    from course_utils.measuring.sources import simulated_rank
 
     # which of the two tensors has all ranks' parts
     whole = {"_allgather_base_": 0, "_reduce_scatter_base_": 1}
@@ -140,7 +141,7 @@ def test_fsdp_sends_what_is_charged(
     monkeypatch.setattr(ShardTracker, "__torch_dispatch__", count)
     model = TransformerConfig("small", "gpt2", layers=3, hidden=256, heads=4, vocab=512, max_positions=64)
     run = TrainingRun(model, 2, 64, precision, world_size=4, zero_stage=3, accumulation_steps=micro_batches)
-    measure_sharded(run, 1, "")
+    simulated_rank(run, 1, "")
     # gathered once: they stay until backward
     outside = sum(prod(shape) for shape in outer_shapes(model).values())
     kept = micro_batches * outside * run.precision.weight * 3 / 4

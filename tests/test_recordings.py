@@ -15,7 +15,8 @@ from ship_recordings import lesson_runs
 
 from course_utils import TrainingRun, measure
 from course_utils.measuring import recorded
-from course_utils.measuring.recorded import key, load, recordings, thinned, to_json
+from course_utils.measuring.files import thinned, to_json
+from course_utils.measuring.recorded import key, load, recordings
 
 RUN = TrainingRun("tiny-llama", 4, 256)
 

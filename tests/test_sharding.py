@@ -22,7 +22,7 @@ from course_utils.estimating.sharding import (
     zero_1_shares,
     zero_bytes,
 )
-from course_utils.measuring.recorded import from_json, to_json
+from course_utils.measuring.files import from_json, to_json
 from course_utils.models import parameter_shapes
 from course_utils.run import TrainingRun
 from course_utils.units import GB

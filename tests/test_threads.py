@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
 from course_utils import estimate, measure
-from course_utils.measuring import tracing
+from course_utils.measuring import sources
 from course_utils.measuring.simulated import simulated_gpu
 from course_utils.run import TrainingRun
 
@@ -90,7 +90,7 @@ def test_threads_that_estimate_and_simulate_at_once_get_what_each_gets_alone():
             if figures != (expected[place], expected[place]):
                 wrong.append(f"{runs[place]}: {figures}")
 
-    tracing.trace_simulated.cache_clear()
+    sources.simulated_run.cache_clear()
     with nothing_changed():
         together(*(partial(work, number) for number in range(len(runs))))
     assert wrong == []
@@ -112,7 +112,7 @@ def fails(*_: Any) -> Any:
 
 @pytest.mark.parametrize("run", [ADAFACTOR, SHARDED.replace(seq_len=16)], ids=["adafactor", "sharded"])
 def test_a_simulation_that_fails_leaves_torch_as_it_was(monkeypatch, run):
-    tracing.trace_simulated.cache_clear()
+    sources.simulated_run.cache_clear()
     monkeypatch.setattr("course_utils.measuring.step.Training._update", fails)
     with nothing_changed(), pytest.raises(RuntimeError, match="on purpose"):
         measure(run, source="simulated")

@@ -15,10 +15,10 @@ from course_utils.errors import ScriptError
 from course_utils.estimating.workspaces import workspaces_of
 from course_utils.gpus import GPUS
 from course_utils.interactive.course_files import ROOT
-from course_utils.measuring import script_shield
-from course_utils.measuring.script_report import cards, changed_peaks, peak_with, report
-from course_utils.measuring.scripts import watch_script
 from course_utils.units import GB, MB, round_up
+from course_utils.watching import shield
+from course_utils.watching.report import cards, changed_peaks, peak_with, report
+from course_utils.watching.script import watch_script
 
 SCRIPTS = ROOT / "tests" / "scripts"
 
@@ -224,7 +224,7 @@ def test_an_error_of_its_own_is_shown_with_its_own_frames(written):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the system does not limit a process's memory")
 def test_the_host_s_memory_is_not_used_up(written, monkeypatch):
-    monkeypatch.setattr(script_shield, "free_bytes", lambda: 400 * MB)
+    monkeypatch.setattr(shield, "free_bytes", lambda: 400 * MB)
     with pytest.raises(ScriptError, match=r"train.py:2  .*ran out of host memory") as refused:
         watch_script(written("import torch\nkept = [torch.ones(10_000_000) for _ in range(1000)]\n"))
     assert "\n" not in str(refused.value)

@@ -4,7 +4,7 @@ import pytest
 
 from course_utils import compare
 from course_utils.estimating.workspaces import VARIABLE, Workspaces, asked_for, workspaces_of
-from course_utils.measuring import sharded, tracing
+from course_utils.measuring import sources
 from course_utils.run import TrainingRun
 from course_utils.units import KiB, MiB
 
@@ -31,7 +31,7 @@ def forgetting(monkeypatch):
 
 
 def forget() -> None:
-    for kept in (asked_for, tracing.trace_simulated, sharded.measure_sharded):
+    for kept in (asked_for, sources.simulated_run, sources.simulated_rank):
         kept.cache_clear()
 
 

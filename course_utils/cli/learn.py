@@ -14,8 +14,8 @@ from typing import Any
 from ..gpus import GPUS
 from ..interactive.course_files import ROOT, old_numbers
 from ..models import LOGITS, PRESETS
-from ..planning import out_of_memory
 from ..run import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
+from ..watching import out_of_memory
 from . import start
 from .command import Command, course_environment, hand_over, is_current, need_a_folder
 from .environment import FOLDER, SetupError, python_in, remembered
@@ -179,10 +179,10 @@ def watch(chosen: Namespace) -> int:
     if find_spec("torch") is None:
         raise SetupError(f"{sys.executable} has no torch: use the Python that your script runs with")
     from ..errors import ScriptError
-    from ..measuring.differences import difference
-    from ..measuring.measurement_file import read_measurement, save_measurement
-    from ..measuring.script_report import report
-    from ..measuring.scripts import watch_script
+    from ..measuring.compare import difference
+    from ..measuring.files import read_measurement, save_measurement
+    from ..watching.report import report
+    from ..watching.script import watch_script
 
     code = 0
     before = read_measurement(chosen.against) if chosen.against else None

@@ -9,7 +9,7 @@ from ..breakdown import KINDS
 from ..estimating import estimate, moments
 from ..estimating.formula import estimate as closed_form
 from ..measurement import Measurement
-from ..measuring import measure
+from ..measuring.sources import measure
 from ..run import TrainingRun
 from .frozen_runs import frozen_runs
 from .tables import BIAS_HEADINGS, Cell, Table, bias_of

@@ -12,8 +12,8 @@ from functools import partial
 
 from ..allocator.snapshots import compare_with_gpu
 from ..breakdown import KINDS
+from ..measuring.files import MEASURED
 from ..measuring.recorded import Recording, attempts, newest
-from ..measuring.recording_file import MEASURED
 from .history import unpacked
 from .published import TEN, Row, published_rows
 from .tables import BIAS_HEADINGS, TABLES, Cell, Table, bias_of

@@ -12,9 +12,9 @@ import torch
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..measuring.counting import time_calls
-from ..measuring.devices import Device
-from ..measuring.live import KERNELS, is_out_of_memory
+from ..measuring.devices import Device, time_calls
+from ..measuring.live import KERNELS
+from ..measuring.release import is_out_of_memory
 from ..measuring.tracker import Tracker
 from ..run import ATTENTIONS
 

@@ -23,17 +23,18 @@ from ..estimating import estimate, formula
 from ..estimating.workspaces import installed_torch
 from ..gpus import GPUS
 from ..interactive.course_files import ROOT
-from ..measuring.counting import Unwatched, count_peaks, time_calls
-from ..measuring.devices import Cuda, Device
+from ..measuring.devices import Cuda, Device, Unwatched, count_peaks, time_calls
+from ..measuring.files import thinned, to_json
 from ..measuring.live import KernelRefused, memory_released, only_kernel, ready, released, traced
-from ..measuring.recorded import spread, thinned, to_json
-from ..measuring.sequence import hash_of, release_line, sequence_hash
-from ..measuring.tracing import provenance_of, torch_release, trace_simulated
+from ..measuring.recorded import spread
+from ..measuring.sources import simulated_run
+from ..measuring.step import provenance_of, torch_release
 from ..run import TrainingRun
 from . import published
 from .hardware import context_bytes, first_line, kernel_times, scratch_bytes, workspace_bytes
 from .history import packed, unpacked
 from .published import Row, published_rows
+from .sequence import hash_of, release_line, sequence_hash
 from .tasks import STEPS, Task, recording_list, sized
 
 FACTS = "facts"  # The task before all others: it names the device, and fails unless torch can use it
@@ -135,7 +136,7 @@ def send_said(run: TrainingRun, device: Device, send: Send) -> None:
     with suppress(ValueError):  # it covers no such run
         send("formula", total=formula.estimate(run).total)
     try:
-        simulated = trace_simulated(run.replace(card=card), STEPS, "")
+        simulated = simulated_run(run.replace(card=card), STEPS, "")
         sequence = {release_line(): sequence_hash(run, STEPS)}
     except RuntimeError as error:  # the GPU's figures are recorded, with or without it
         send("simulated", unavailable=first_line(error))

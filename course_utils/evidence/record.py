@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ..interactive.course_files import PACKAGE, python_path
-from ..measuring.recording_file import (
+from ..measuring.files import (
     CRASHED,
     FAILED,
     MEASURED,

@@ -64,7 +64,7 @@ def give_back(result: Any) -> None:
     error = result.error_in_exec
     if not isinstance(error, RuntimeError) or "torch" not in sys.modules:
         return
-    from ..measuring.live import is_out_of_memory, release
+    from ..measuring.release import is_out_of_memory, release
 
     if is_out_of_memory(error):
         release(error)

@@ -99,7 +99,7 @@ def _run(check: Callable[..., None], answers: Sequence[Any]) -> None:
         check(*answers)
     except (Exception, SystemExit) as error:
         # the website's pages, which check nothing, have no such part
-        from ..measuring.tracebacks import let_go
+        from ..measuring.release import let_go
 
         let_go(error)  # else it holds tensors, and the modes and hooks that torch 2.11's checkpoint leaves on
         if isinstance(error, SystemExit):

@@ -18,7 +18,7 @@ Place = tuple[str, int]  # A file and a line in it
 
 ENGINE = torch.autograd.graph._engine_run_backward.__code__
 STEP_FILES = ("step.py", "optimizers.py")  # of the measuring's own, those that are part of a training step
-HERE = Path(__file__).parent
+ROOMS = [Path(__file__).parents[1] / name for name in ("measuring", "watching")]
 TORCH = str(Path(torch.__file__).parent) + "/"
 STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + "/"
 INSTALLED = re.compile(r"[\\/](site|dist)-packages[\\/]")
@@ -31,7 +31,7 @@ def is_machinery(filename: str) -> bool:
     path = Path(filename)
     if filename.startswith((TORCH, "<frozen ")):
         return True
-    if path.parent == HERE:
+    if path.parent in ROOMS:
         return path.name not in STEP_FILES
     return filename.startswith(STANDARD_LIBRARY) and not INSTALLED.search(filename)
 

@@ -3,27 +3,25 @@
 Its own counters are read without the tracker, and the kinds of memory with it.
 """
 
-import gc
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..errors import GpuOutOfMemory
 from ..estimating import estimate
+from ..estimating.workspaces import workspaces_of
 from ..gpus import Gpu
 from ..measurement import Measurement, Provenance
-from ..planning.twin import largest_micro_batch, not_built, unsupported
+from ..planning.twin import largest_micro_batch, not_built
 from ..run import TrainingRun
 from ..units import format_bytes
-from .counting import count_peaks
-from .devices import Cuda, Device
-from .step import Phases, Training
-from .tracebacks import chain, emptied, let_go
-from .tracing import SEED, own_random_numbers, provenance_of, trace
+from .devices import Cuda, Device, count_peaks
+from .release import is_out_of_memory, let_go, release
+from .step import SEED, Phases, Training, follow
+from .tracker import Tracker
 
 KERNELS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -38,25 +36,10 @@ NO_KERNEL = ("No available kernel", "No viable backend")
 NO_CODE = "no kernel image is available"
 # There is simply no GPU; any other words mean that something is broken
 NO_GPU = ("No CUDA GPUs are available", "Found no NVIDIA driver")
-# Memory has run out
-OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 
 
 class KernelRefused(ValueError):
     """torch has no kernel for this run or step on this GPU: the attention kernel, or any at all."""
-
-
-def measure_live(run: TrainingRun, steps: int, note: str) -> Measurement:
-    """The run on the current CUDA GPU. ValueError if it lacks what the run needs, GpuOutOfMemory if small."""
-    demand_gpu()
-    reason = unsupported(run, Cuda().capability())
-    if reason:
-        raise ValueError(reason)
-    with own_random_numbers(), memory_released(run, free_bytes):
-        with only_kernel(run):
-            counted = counters(lambda: ready(run, Cuda())[0].step, steps)
-        measured = traced(run, steps, Cuda.kind, provenance_of("live", note))
-    return replace(measured, counters=counted)
 
 
 def free_bytes() -> int:
@@ -132,31 +115,6 @@ def released(advice: Callable[[str], str], otherwise: str = "") -> Iterator[None
     raise GpuOutOfMemory(advice(asked))
 
 
-@dataclass
-class Failure:
-    """The words with which memory ran out; empty until then."""
-
-    message: str = ""
-
-
-@contextmanager
-def expected_out_of_memory() -> Iterator[Failure]:
-    """Catch the GPU running out of memory, on purpose: the memory comes back, the message is kept.
-
-    Every other exception passes. Raises RuntimeError if the memory suffices, as nothing has failed then.
-    """
-    failure = Failure()
-    try:
-        yield failure
-    except RuntimeError as error:
-        if not isinstance(error, GpuOutOfMemory) and not is_out_of_memory(error):
-            raise
-        failure.message = str(error)
-        release(error)
-        return
-    raise RuntimeError("this should have run out of GPU memory, but there was enough")
-
-
 def _no_code() -> str:
     name = torch.cuda.get_device_name()
     major, minor = torch.cuda.get_device_capability()
@@ -164,30 +122,6 @@ def _no_code() -> str:
         f"torch {torch.__version__} has no code for this {name} (compute capability {major}.{minor});"
         f" it was built for {', '.join(architectures())}: install a build of torch that names it"
     )
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """True if torch, the driver or a library says so that memory has run out."""
-    if isinstance(error, torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)
-
-
-def release(error: BaseException | None) -> None:
-    """Give memory back: what an exception keeps, what only cycles keep, and what torch caches on a GPU."""
-    if error is not None:
-        for each in chain(error):
-            emptied(each.__traceback__)
-            each.__traceback__ = None
-    empty_queue()
-    gc.collect()
-    if torch.cuda.is_available():
-        Cuda().release()
-
-
-def empty_queue() -> None:
-    """Run a backward of nothing, which clears this thread's autograd queue of what a failed one left."""
-    torch.ones((), requires_grad=True).backward()
 
 
 def _asked_for(message: str) -> str:
@@ -241,9 +175,11 @@ def counters(set_up: Callable[[], Callable[[Phases], object]], steps: int) -> di
 def traced(run: TrainingRun, steps: int, device: str, provenance: Provenance) -> Measurement:
     """The run on a device that is there ("cuda" or "cpu"), under the tracker and with its kernel alone."""
     torch.manual_seed(SEED)
+    on_card = run.card and provenance.source == "live"
+    workspaces = workspaces_of(torch.cuda.get_device_capability()) if on_card else None
     # Backward on this thread: the tracker sees operators on the thread that entered it.
     with only_kernel(run), torch.autograd.set_multithreading_enabled(False):
-        return trace(run, device, steps, provenance)
+        return follow(Training(run, device, simulated=False), Tracker(device, workspaces), steps, provenance)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from ..estimating.states import BLOCK_8BIT, PIECE_8BIT, SMALL_8BIT, is_hidden_matrix
 from ..run import Optimizer
-from .patches import on_this_thread
+from .patching import on_this_thread
 
 Named = Sequence[tuple[str, torch.nn.Parameter]]
 Moments = tuple[torch.Tensor, torch.Tensor]

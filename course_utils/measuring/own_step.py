@@ -26,13 +26,12 @@ from ..planning.twin import SAFETY
 from ..units import format_bytes
 from . import live
 from .copy_to_device import OwnStep, carried_over, checked
-from .cuda_answers import answered
-from .memory import Memory
+from .cuda_answers import Memory, answered
+from .phases import PLACEHOLDER, PhaseWatch
+from .release import empty_queue, let_go
 from .simulated import availability, simulated_gpu
-from .tracebacks import let_go
-from .tracing import SEED, measurement_of, own_random_numbers, provenance_of
+from .step import SEED, own_random_numbers, provenance_of
 from .tracker import Failure, Tracker
-from .watching import PLACEHOLDER, Watch
 
 # The type of device that each source puts stand-ins on
 CALLED = {"cpu": "cpu", "live": "cuda", "simulated": "cuda"}
@@ -117,7 +116,7 @@ def _measured(own: OwnStep, source: str, steps: int, attention: str, *notes: str
             return _trace(own, provenance_of(source, *notes), steps)
     except BaseException as error:
         let_go(error)
-        live.empty_queue()
+        empty_queue()
         raise
 
 
@@ -156,7 +155,7 @@ def _trace(own: OwnStep, provenance: Provenance, steps: int) -> Measurement:
         tracker = stack.enter_context(Tracker(device, own.workspaces))
         if simulated:
             stack.enter_context(answered(Memory(lambda: tracker.events)))
-        watch = stack.enter_context(Watch(tracker, work, simulated))
+        watch = stack.enter_context(PhaseWatch(tracker, work, simulated))
         for number in range(1, steps + 1):
             watch.begin_step(number)
             pace.at(f"{said} step {number} of {steps}")
@@ -168,7 +167,7 @@ def _trace(own: OwnStep, provenance: Provenance, steps: int) -> Measurement:
             watch.end_step()
             gc.collect()  # what only a cycle of references keeps is not a leak
             ends.append(len(tracker.events))
-    measured = measurement_of(tracker, ends, losses, provenance)
+    measured = tracker.measurement(ends, losses, provenance)
     return _noted(measured, *_notes(measured, own, watch.placeholders))
 
 

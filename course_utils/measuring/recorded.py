@@ -4,34 +4,33 @@ A run is found by an exact match only. `python tests/ship_recordings.py` writes 
 on a GPU, and xz, write each `*.jsonl.xz`.
 """
 
-from bisect import bisect_right
-from collections import Counter
 from collections.abc import Container, Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
-from ..breakdown import MemoryBreakdown
-from ..measurement import Allocation, Mark, Measurement, Provenance, Timeline
+from ..measurement import Measurement, Provenance
 from ..run import TrainingRun
-from .recording_file import AS, FOLDER, MEASURED, SETTLED, SIMULATED_GPU, Line, read_lines, text_of, unpacked
+from .files import (
+    AS,
+    FOLDER,
+    MEASURED,
+    SETTLED,
+    SIMULATED_GPU,
+    Line,
+    from_json,
+    read_lines,
+    text_of,
+    to_json,
+    unpacked,
+)
 
 FILE = "simulated.json.xz"
 
 COMPARISONS = ("recomputation", "precision", "optimizer", "accumulation", "loss")
 """Topics of recorded times: variants of one run, next to each other."""
-
-POINTS = 300
-"""A thinned measurement keeps about so many moments of the timeline."""
-
-MOST_ALLOCATIONS = 150
-"""A thinned measurement keeps so many of the allocations at the peak."""
-
-FIELDS = tuple(field.name for field in fields(Allocation))
-"""As a recording keeps them; the last one, the stream, only where it is not 0."""
 
 
 @dataclass(frozen=True)
@@ -175,88 +174,3 @@ def load() -> dict[str, Any]:
 def save(measurements: dict[str, Measurement], whole: Container[str] = ()) -> bytes:
     """The text of a file of these measurements by key; those in `whole` can be replayed."""
     return text_of({"runs": {name: to_json(item, name in whole) for name, item in measurements.items()}})
-
-
-def to_json(measured: Measurement, whole: bool = False) -> dict[str, Any]:
-    """A measurement as JSON; unless it is to be `whole`, only with the allocations alive at the peak."""
-    origin = measured.provenance
-    kept = measured.allocations if whole else measured.alive_at(measured.peak_event)
-    return {
-        "provenance": [origin.source, origin.device, origin.torch, origin.date],
-        "breakdown": _breakdown_to_json(measured.breakdown),
-        "moments": {name: _breakdown_to_json(moment) for name, moment in measured.moments.items()},
-        "phase_peaks": {name: _breakdown_to_json(highest) for name, highest in measured.phase_peaks.items()},
-        "changes": [[size, kind] for size, kind in measured.timeline.changes],
-        "marks": [[mark.event, mark.step, mark.phase] for mark in measured.timeline.marks],
-        "peak_event": measured.peak_event,
-        "allocations": [_allocation_to_json(item) for item in kept],
-    }
-
-
-def _allocation_to_json(item: Allocation) -> list[Any]:
-    names = FIELDS if item.stream else FIELDS[:-1]
-    return [getattr(item, name) for name in names]
-
-
-def from_json(content: dict[str, Any], note: str) -> Measurement:
-    source, _, torch_version, date = content["provenance"]
-    allocations = [Allocation(*values) for values in content["allocations"]]  # older recordings have no line
-    allocations = [replace(item, shape=tuple(item.shape)) for item in allocations]
-    changes = [(size, kind) for size, kind in content["changes"]]
-    marks = [Mark(*mark) for mark in content["marks"]]
-    return Measurement(
-        breakdown=MemoryBreakdown(*content["breakdown"]),
-        moments={name: MemoryBreakdown(*moment) for name, moment in content["moments"].items()},
-        timeline=Timeline(changes, marks),
-        provenance=Provenance("recorded", f"a {source} GPU", torch_version, date, note),
-        peak_event=content["peak_event"],
-        allocations=allocations,
-        phase_peaks={name: MemoryBreakdown(*highest) for name, highest in content["phase_peaks"].items()},
-        losses=content.get("losses", ()),
-        counters=content.get("counters", {}),
-    )
-
-
-def _breakdown_to_json(moment: MemoryBreakdown) -> list[Any]:
-    return [{kind: size for kind, size in moment.items() if size}, moment.phase, moment.label]
-
-
-def thinned(measured: Measurement, points: int = POINTS) -> Measurement:
-    """The measurement with a timeline of about `points` moments, and its largest allocations at the peak.
-
-    Kept are the peak, the beginning of each phase and the highest moment of each stretch between; at each of
-    them every kind has its true bytes. What led from one to the next becomes one change for each kind, what
-    was freed first.
-    """
-    kept = _moments_kept(measured, points)
-    changes = list[tuple[int, str]]()
-    ends = [0]  # how many changes there are at each moment that is kept
-    for before, moment in pairwise(kept):
-        sums: Counter[str] = Counter()
-        for size, kind in measured.timeline.changes[before:moment]:
-            sums[kind] += size
-        changes += sorted((size, kind) for kind, size in sums.items() if size)
-        ends.append(len(changes))
-
-    def new_event(event: int) -> int:
-        return ends[bisect_right(kept, event) - 1]
-
-    peak = new_event(measured.peak_event)
-    marks = [Mark(new_event(mark.event), mark.step, mark.phase) for mark in measured.timeline.marks]
-    allocations = []
-    for item in measured.largest(MOST_ALLOCATIONS):
-        died = None if item.died is None else max(new_event(item.died), peak)
-        allocations.append(replace(item, born=min(new_event(item.born), peak - 1), died=died))
-    return replace(measured, timeline=Timeline(changes, marks), peak_event=peak, allocations=allocations)
-
-
-def _moments_kept(measured: Measurement, points: int) -> list[int]:
-    """Event counts: 0, peak, end, the beginnings of phases, and the highest of each of `points` stretches."""
-    totals = measured.timeline.totals()
-    stretch = max(1, -(-len(totals) // points))
-    highest = {
-        1 + max(range(start, min(start + stretch, len(totals))), key=totals.__getitem__)
-        for start in range(0, len(totals), stretch)
-    }
-    begins = {mark.event for mark in measured.timeline.marks}
-    return sorted(highest | begins | {0, measured.peak_event, len(totals)})

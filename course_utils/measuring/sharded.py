@@ -8,7 +8,7 @@ and its frees wait for other streams (`record_stream`).
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import lru_cache, partial
+from functools import partial
 from itertools import count
 from typing import Any
 from unittest import mock
@@ -16,46 +16,15 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from ..estimating.sharding import check_fsdp
-from ..estimating.workspaces import Workspaces, workspaces_on
-from ..measurement import Measurement
+from ..estimating.workspaces import Workspaces
 from ..networks import Transformer, build_network, default_dtype
 from ..run import TrainingRun
 from .optimizers import make_optimizer
-from .patches import ONE_AT_A_TIME, on_this_thread
-from .simulated import simulated_gpu
+from .patching import ONE_AT_A_TIME, on_this_thread
 from .step import Training
-from .tracing import cycles_left_alone, follow, provenance_of, shortened
 from .tracker import FORWARD, Storage, Tracker
 
 aten = torch.ops.aten
-
-
-@lru_cache(maxsize=16)
-def measure_sharded(run: TrainingRun, steps: int, note: str) -> Measurement:
-    """`steps` steps of `run` as FSDP2 on rank 0 of `run.world_size` simulated ranks; the last one's peak.
-
-    zero_stage 3 frees parameters after a block's forward and gathers them again for its backward; zero_stage
-    2 keeps them in between. Gathered parameters and the buffers of collectives are "communication". With
-    bf16-master the shards are fp32 and serve as master weights: bf16 is gathered, gradients are summed in
-    fp32. Raises ValueError for a run that FSDP2 is not covered for, SimulationUnavailable where torch cannot
-    simulate it.
-    """
-    check_fsdp(run)
-    shown, fewer = shortened(run)
-    notes = [note, f"rank 0 of {run.world_size} simulated ranks", fewer]
-    if run.precision.master:
-        notes.append("the fp32 shards are the master weights, and gradients are also fp32 shards")
-    provenance = provenance_of("simulated", *notes)
-    with (
-        simulated_ranks(run.world_size) as mesh,
-        simulated_gpu(run.attention),
-        cycles_left_alone(),
-        quick_plans(),
-    ):
-        return follow(
-            ShardedTraining(shown, mesh), ShardTracker("cuda", workspaces_on(run.card)), steps, provenance
-        )
 
 
 def quick_plans() -> Any:

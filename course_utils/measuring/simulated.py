@@ -14,6 +14,7 @@ To be removed when FakeTensorMode supports backward on "cuda" without a GPU (pyt
 
 import contextlib
 import ctypes
+import gc
 import sys
 from collections.abc import Iterator
 from functools import cache, partial
@@ -29,7 +30,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ..errors import SimulationUnavailable, StepError
 from .fake_mode import QuickFakeMode
-from .patches import ONE_AT_A_TIME, on_this_thread
+from .patching import ONE_AT_A_TIME, on_this_thread
 
 # of a fake mode; fallback kernels would run on a real device, with real memory
 CHOICES = {"allow_fallback_kernels": False}
@@ -227,6 +228,18 @@ def simulated_gpu(attention: str, mode: QuickFakeMode | None = None) -> Iterator
         enter(torch.autograd.set_multithreading_enabled(False))  # an idle device thread can abort at exit
         enter(mode or QuickFakeMode(**CHOICES))
         yield
+
+
+@contextlib.contextmanager
+def cycles_left_alone() -> Iterator[None]:
+    """Inside, Python searches for no cycles of references: no tensor of the course's own steps is in one."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _always_step(_: Any, optimizer: Any, __: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,12 +1,17 @@
-"""Choosing where a training step is measured: on a GPU, a simulated GPU, the CPU, or from a recording."""
+"""`measure`, from choosing where a step runs (a GPU, a simulated GPU, the CPU) to its Measurement.
+
+For each source one function builds the run's `Training` and a `Tracker`, and has `follow` run its steps.
+"""
 
 import os
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
+from functools import lru_cache, partial
 from typing import Any
 
 from ..errors import GpuOutOfMemory, check_known
 from ..estimating import estimate
+from ..estimating.sharding import check_fsdp
 from ..estimating.workspaces import workspaces_on
 from ..gpus import Gpu, gpu
 from ..measurement import Measurement
@@ -14,8 +19,13 @@ from ..pace import working
 from ..planning.twin import fits, unsupported
 from ..run import TrainingRun
 from ..units import GB, format_bytes
+from . import data_parallel, live, sharded, simulated
+from .devices import Cuda
+from .files import SIMULATED_GPU
+from .own_step import measure_own
 from .recorded import find
-from .recording_file import SIMULATED_GPU
+from .step import Training, follow, own_random_numbers, provenance_of
+from .tracker import Tracker
 
 SOURCES = ("auto", "live", "simulated", "cpu", "recorded")
 
@@ -73,10 +83,7 @@ def measure(
         if source == "auto" and chosen == "recorded":
             chosen = "simulated"  # COURSE_SOURCE has no recording of one's own step
         workspaces = workspaces_on(None if card is None else gpu(card).name)
-        # an interrupt in the middle of an import would leave modules half made
         with working("getting ready"):
-            from .own_step import measure_own
-
             return measure_own(
                 step,
                 model,
@@ -133,9 +140,7 @@ def choose_source(run: TrainingRun) -> tuple[str, str]:
     forced = forced_source()
     if forced != "auto":
         return forced, ""
-    from .live import usable_gpu
-
-    card, reason = usable_gpu()
+    card, reason = live.usable_gpu()
     if card is None:
         return "simulated", reason
     reason = unsupported(run, card.capability)
@@ -159,9 +164,7 @@ def card_here() -> Gpu:
     """The GPU on which "auto" would measure live; where there is none, a T4 of 16 GB takes its place."""
     if forced_source() not in ("auto", "live"):
         return gpu("T4-16GB")
-    from .live import usable_gpu
-
-    card, _ = usable_gpu()
+    card, _ = live.usable_gpu()
     return card or gpu("T4-16GB")
 
 
@@ -181,38 +184,83 @@ def _source_of_ranks(run: TrainingRun, source: str) -> str:
 def _auto(run: TrainingRun, steps: int, note: str) -> Measurement:
     source, reason = choose_source(run)
     if source == "live":
-        from .live import KernelRefused
-
         try:
             return _live(run, steps, note)
-        except (GpuOutOfMemory, KernelRefused) as error:
+        except (GpuOutOfMemory, live.KernelRefused) as error:
             reason = f"not live: {error}"
     return _simulated(run, steps, "; ".join(filter(None, (reason, note))))
 
 
 def _live(run: TrainingRun, steps: int, note: str) -> Measurement:
-    from .live import measure_live
-
-    return measure_live(run, steps, note)
+    """The run on the current CUDA GPU. ValueError if it lacks what the run needs, GpuOutOfMemory if small."""
+    live.demand_gpu()
+    reason = unsupported(run, Cuda().capability())
+    if reason:
+        raise ValueError(reason)
+    # the GPU's own counters are read without the tracker, and the kinds of memory with it
+    with own_random_numbers(), live.memory_released(run, live.free_bytes):
+        with live.only_kernel(run):
+            counters = live.counters(lambda: live.ready(run, Cuda())[0].step, steps)
+        measured = live.traced(run, steps, Cuda.kind, provenance_of("live", note))
+    return replace(measured, counters=counters)
 
 
 def _simulated(run: TrainingRun, steps: int, note: str) -> Measurement:
-    from .simulated import availability
-
-    works, how = availability()
+    works, how = simulated.availability()
     if not works:
         notes = "; ".join(filter(None, (note, f"not simulated here: {how}")))
         return find(run, steps, notes, SIMULATED_GPU)
-    if run.world_size > 1:
-        from .sharded import measure_sharded
+    return simulated_rank(run, steps, note) if run.world_size > 1 else simulated_run(run, steps, note)
 
-        return measure_sharded(run, steps, note)
-    from .tracing import trace_simulated
 
-    return trace_simulated(run, steps, note)
+@lru_cache(maxsize=16)
+def simulated_run(run: TrainingRun, steps: int, note: str) -> Measurement:
+    """The run on a simulated GPU; one that this process has done already is given again."""
+    shown, fewer = _shortened(run)
+    provenance = provenance_of("simulated", note, fewer)
+    with simulated.simulated_gpu(run.attention), simulated.cycles_left_alone():
+        training = Training(shown, "cuda", simulated=True)
+        return follow(training, Tracker("cuda", workspaces_on(run.card)), steps, provenance)
+
+
+@lru_cache(maxsize=16)
+def simulated_rank(run: TrainingRun, steps: int, note: str) -> Measurement:
+    """`steps` steps of `run` as FSDP2 on rank 0 of `run.world_size` simulated ranks; the last one's peak.
+
+    zero_stage 3 frees parameters after a block's forward and gathers them again for its backward; zero_stage
+    2 keeps them in between. Gathered parameters and the buffers of collectives are "communication". With
+    bf16-master the shards are fp32 and serve as master weights: bf16 is gathered, gradients are summed in
+    fp32. Raises ValueError for a run that FSDP2 is not covered for, SimulationUnavailable where torch cannot
+    simulate it.
+    """
+    check_fsdp(run)
+    shown, fewer = _shortened(run)
+    notes = [note, f"rank 0 of {run.world_size} simulated ranks", fewer]
+    if run.precision.master:
+        notes.append("the fp32 shards are the master weights, and gradients are also fp32 shards")
+    provenance = provenance_of("simulated", *notes)
+    # the ranks come first: a device mesh reads the values of its tensor of ranks, which a fake one has not
+    with (
+        sharded.simulated_ranks(run.world_size) as mesh,
+        simulated.simulated_gpu(run.attention),
+        simulated.cycles_left_alone(),
+        sharded.quick_plans(),
+    ):
+        training = sharded.ShardedTraining(shown, mesh)
+        tracker = sharded.ShardTracker("cuda", workspaces_on(run.card))
+        return follow(training, tracker, steps, provenance)
+
+
+def _shortened(run: TrainingRun) -> tuple[TrainingRun, str]:
+    """The run with at most two micro-batches, as later ones repeat the second, and a note that says so."""
+    if run.accumulation_steps <= 2:
+        return run, ""
+    note = f"2 of {run.accumulation_steps} micro-batches run, the others repeat the second"
+    return run.replace(accumulation_steps=2), note
 
 
 def _cpu(run: TrainingRun, steps: int, note: str) -> Measurement:
+    """The run on the CPU, with real numbers and real losses; several ranks as processes of gloo."""
     if run.precision.name != "fp32" or run.attention != "eager":
         raise ValueError(
             "on the CPU the course runs precision='fp32' with attention='eager' only;"
@@ -227,9 +275,7 @@ def _cpu(run: TrainingRun, steps: int, note: str) -> Measurement:
             " choose a smaller model such as 'tiny-gpt', or simulate it"
         )
     if run.world_size > 1:
-        from .data_parallel import measure_data_parallel
-
-        return measure_data_parallel(run, steps)
-    from .tracing import trace_on_cpu
-
-    return trace_on_cpu(run, steps, note)
+        return data_parallel.measure_data_parallel(run, steps)
+    with own_random_numbers():
+        training = Training(run, "cpu", simulated=False)
+        return follow(training, Tracker("cpu"), steps, provenance_of("cpu", note))

@@ -1,15 +1,35 @@
-"""The training step that a TrainingRun describes, built and run for real on whatever device it is given."""
+"""The training step that a TrainingRun describes, built and run for real on whatever device it is given.
 
+`follow` runs it under the tracker and returns the Measurement.
+"""
+
+import atexit
+import gc
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from datetime import date
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 
+from ..measurement import Measurement, Provenance
 from ..networks import Transformer, chunked_loss, loss_of, network_for
+from ..pace import working
 from ..run import TrainingRun
 from .optimizers import Named, make_codebooks, make_optimizer, named_states_of
+from .patching import ONE_AT_A_TIME
+from .tracker import Tracker
+
+atexit.register(gc.freeze)  # or Python, as it ends, searches all of torch for cycles: most of a second
+
+SEED = 0
+
+DEVICES = {"simulated": "simulated GPU", "cpu": "CPU"}
+"""The name of the device in a provenance; a live one's is the GPU's own."""
+
+SKIPPED = "gradients overflowed in fp16 and an update was skipped: optimizer states may not be there yet"
 
 LOSS_SCALE = 2.0**12
 """First factor of the loss. torch's 65,536 is too large for fp16: the first update would be skipped."""
@@ -253,3 +273,45 @@ def _tf32(allowed: bool) -> Iterator[None]:
     finally:
         matmul.allow_tf32 = False
         matmul.fp32_precision = before
+
+
+def follow(training: Training, tracker: Tracker, steps: int, provenance: Provenance) -> Measurement:
+    """Run `steps` steps of `training` under `tracker`; the peak is that of the last one."""
+    said = "simulating" if provenance.source == "simulated" else "tracing"
+    with working(said) as work, tracker:
+        tracker.watch(training.network, training.named_states)
+        tracker.bind("inputs", [training.tokens, training.targets])
+        ends = []
+        for step in range(1, steps + 1):
+            tracker.step = step
+            work.at(f"{said} step {step} of {steps}")
+            training.step(tracker)
+            ends.append(len(tracker.events))
+    if training.skipped_an_update:
+        provenance = replace(provenance, note="; ".join(filter(None, (provenance.note, SKIPPED))))
+    return tracker.measurement(ends, training.losses, provenance)
+
+
+@contextmanager
+def own_random_numbers() -> Iterator[None]:
+    """Inside, torch's random numbers begin at the course's seed; then they go on as before."""
+    gpus = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with ONE_AT_A_TIME, torch.random.fork_rng(devices=gpus, device_type="cuda"):
+        torch.default_generator.manual_seed(SEED)
+        for gpu in gpus:
+            torch.cuda.default_generators[gpu].manual_seed(SEED)
+        yield
+
+
+def provenance_of(source: str, *notes: str) -> Provenance:
+    """The provenance of what is measured now; of the notes those that are not empty."""
+    note = "; ".join(filter(None, notes))
+    today = date.today().isoformat()
+    if source == "live":
+        return Provenance(source, torch.cuda.get_device_name(), torch.__version__, today, note)
+    return Provenance(source, DEVICES[source], torch_release(), today, note)
+
+
+def torch_release() -> str:
+    """torch's version without its build (+cpu, +cu130), which makes no difference where no GPU is used."""
+    return torch.__version__.split("+")[0]

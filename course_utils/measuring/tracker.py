@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, fields
 from functools import cache, partial
 from itertools import accumulate
-from math import prod
 from operator import attrgetter
 from typing import Any
 
@@ -28,12 +27,21 @@ from torch.utils._pytree import tree_leaves
 from ..breakdown import MemoryBreakdown
 from ..errors import StepError
 from ..estimating.workspaces import Workspaces
-from ..measurement import Allocation, Mark, Timeline
+from ..measurement import Allocation, Mark, Measurement, Provenance, Timeline
 from ..pace import Work
 from ..units import round_up
 from .call_site import Place, calling_place, described
+from .cuda_kernels import (
+    FLASH_BACKWARD,
+    ON_THE_HOST,
+    SPECIAL,
+    WITH_CUBLAS,
+    Taken,
+    flash_scratch,
+    taken_before,
+)
 from .fake_mode import ASK_DEVICE, device_of
-from .patches import ONE_AT_A_TIME, on_this_thread
+from .patching import ONE_AT_A_TIME, on_this_thread
 
 aten = torch.ops.aten
 
@@ -42,80 +50,6 @@ newest_node = torch.autograd._get_sequence_nr
 INTO_A_COPY = frozenset({aten.add.Tensor, aten.index_put.default, aten.scatter.src, aten.index_add.default})
 """Operators that autograd does in place; where a dispatch mode watches, it copies the first argument."""
 
-ON_THE_HOST = {aten._scaled_dot_product_efficient_attention.default: (2, 3)}
-"""Results (random states) that are on the host on every GPU, though a simulated kernel says otherwise."""
-
-CONTIGUOUS_GRADIENT = frozenset(
-    {
-        aten.native_layer_norm_backward.default,
-        aten._fused_rms_norm_backward.default,
-        aten.native_group_norm_backward.default,
-        aten._log_softmax_backward_data.default,
-        aten.embedding_dense_backward.default,
-    }
-)
-"""CUDA kernels that first copy the gradient, their first argument, unless it is contiguous."""
-
-FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_backward.default
-PRODUCTS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default})
-FUSED_BACKWARDS = {FLASH_BACKWARD, aten._scaled_dot_product_efficient_attention_backward.default}
-NOT_EXPANDED = PRODUCTS | FUSED_BACKWARDS
-"""CUDA kernels that first copy what was expanded, as a sum's gradient is; dimensions may have any order."""
-
-BATCHED = frozenset({aten.bmm.default, aten.baddbmm.default})
-"""Products that may take one matrix for a whole batch: cuBLAS takes a stride of 0 from one to the next."""
-
-WITH_CUBLAS = PRODUCTS | {aten.mv.default, aten.dot.default}
-"""Operators for which torch gives cuBLAS a workspace, the first time on each thread."""
-
-Scratch = list[tuple[tuple[int, ...], torch.dtype]]
-
-
-def _softmax_scratch(gradient: torch.Tensor, output: torch.Tensor, *_: Any) -> Scratch:
-    """The product of both, with which backward begins (`softmax_backward_cuda_out` in cuda/SoftMax.cu)."""
-    return [(tuple(output.shape), torch.promote_types(gradient.dtype, output.dtype))]
-
-
-def _group_norm_scratch(
-    x: Any, weight: Any, bias: Any, batch: int, C: int, size: int, groups: int, _: Any
-) -> Scratch:
-    """A factor and a summand per channel, and for 16 bits moments in 32 (`GroupNormKernelImplInternal`)."""
-    exact = torch.float32 if x.dtype.itemsize == 2 else x.dtype
-    has_factors = weight is not None or bias is not None
-    scratch: Scratch = []
-    if has_factors and size != 1:
-        scratch += [((batch, C), exact)] * 2
-    if exact != x.dtype:
-        scratch += [((batch, groups), exact)] * 2
-    return scratch
-
-
-def _group_norm_backward_scratch(
-    _: Any, x: Any, mean: Any, rstd: Any, weight: Any, batch: int, C: int, size: int, groups: int, wanted: Any
-) -> Scratch:
-    """Sums per channel, and factors per channel and group (`GroupNormBackwardKernelImplInternal`)."""
-    exact = torch.float32 if x.dtype.itemsize == 2 else x.dtype
-    wants_gradient_of_x = wanted[0]
-    scratch: Scratch = []
-    if size != 1:
-        scratch += [((batch, C), exact)] * 2
-        if wants_gradient_of_x and weight is not None:
-            scratch.append(((batch, C), exact))
-    if wants_gradient_of_x:
-        scratch += [((batch, groups), exact)] * 2
-    return scratch
-
-
-SCRATCH: dict[Any, Callable[..., Scratch]] = {
-    aten._softmax_backward_data.default: _softmax_scratch,
-    aten.native_group_norm.default: _group_norm_scratch,
-    aten.native_group_norm_backward.default: _group_norm_backward_scratch,
-    aten.logsumexp.default: lambda x, *_: [(tuple(x.shape), x.dtype)],  # x less its maxima (ReduceOps.cpp)
-}
-"""What CUDA kernels take while they run, by their arguments; paths are in torch's aten/src/ATen/native."""
-
-SPECIAL = CONTIGUOUS_GRADIENT | NOT_EXPANDED | WITH_CUBLAS | ON_THE_HOST.keys() | SCRATCH.keys()
-"""For most operators one look is enough."""
 
 States = Callable[[], Iterable[tuple[str, Any]]]
 """Lists an optimizer's tensors by name, as in ("exp_avg of head.weight", tensor)."""
@@ -222,7 +156,8 @@ class Tracker(TorchDispatchMode):
             self._notice_recomputation()
         self._notice_place()
         special = func in SPECIAL
-        inside = self._made_inside(func, args) if special and self.device == "cuda" else []
+        taken = taken_before(func, args, self._workspaces) if special and self.device == "cuda" else []
+        inside = self._inside(func, taken) if taken and _device(args[0]) == "cuda" else []
         try:
             out = func(*args, **(kwargs or {}))
         except Exception as error:
@@ -251,24 +186,8 @@ class Tracker(TorchDispatchMode):
         key = storage._cdata
         self._left_out[key] = weakref.ref(storage, lambda _: self._left_out.pop(key, None))
 
-    def _made_inside(self, func: Any, args: Any) -> list[Storage]:
-        """Copies and scratch that the GPU's kernel takes before it begins, and frees when it is done."""
-        copied: list[torch.Tensor] = []
-        if func in CONTIGUOUS_GRADIENT and not args[0].is_contiguous():
-            copied = [args[0]]
-        elif func in NOT_EXPANDED:
-            # prepare_batch_matrix_for_cublas in ATen/native/cuda/Blas.cpp
-            first = 1 if func in BATCHED else 0
-            copied = [one for one in args if isinstance(one, torch.Tensor) and _is_expanded(one, first)]
-        taken = []
-        if copied:  # rarely; this spares most operators the comprehension, which is a call
-            taken = [(one.nbytes, tuple(one.shape), one.dtype) for one in copied]
-        if func in SCRATCH:
-            taken += [(prod(shape) * dtype.itemsize, shape, dtype) for shape, dtype in SCRATCH[func](*args)]
-        if func is aten.addmm.default and self._workspaces and self._workspaces.lt_each:
-            taken.append((self._workspaces.lt_each, (self._workspaces.lt_each,), torch.uint8))
-        if not taken or _device(args[0]) != "cuda":
-            return []
+    def _inside(self, func: Any, taken: Taken) -> list[Storage]:
+        """Note what an operator's kernel takes before it begins, and frees when it is done."""
         return [self._write_down(size, shape, _name(dtype), _operation(func)) for size, shape, dtype in taken]
 
     def _write_down(
@@ -541,6 +460,35 @@ class Tracker(TorchDispatchMode):
         self._hooks.clear()
         self._order_frees()
 
+    def measurement(self, ends: list[int], losses: list[float], provenance: Provenance) -> Measurement:
+        """The measurement of the steps that ended at these event counts; the peak is that of the last one."""
+        last_step = ends[-2] if len(ends) > 1 else 0
+        peak = self.peak_event(since=last_step)
+        return Measurement(
+            breakdown=self.at(peak, "peak"),
+            moments=self._moments(ends),
+            timeline=self.timeline(),
+            provenance=provenance,
+            peak_event=peak,
+            allocations=self.allocations(),
+            losses=losses,
+            phase_peaks=self.phase_peaks(last_step),
+        )
+
+    def _moments(self, ends: list[int]) -> dict[str, MemoryBreakdown]:
+        """Moments of the last pass with a backward, as far as it had them, and each step's end, by name."""
+        phases = [mark.phase for mark in self.marks]
+        starts = [*(mark.event for mark in self.marks), ends[-1]]
+        events: dict[str, int] = {}
+        if "backward" in phases:
+            backward = last_index(phases, "backward")
+            forward = last_index(phases[:backward], "forward")
+            after_forward = phases.index("loss", forward) if "loss" in phases[forward:backward] else backward
+            events |= {"end of forward": starts[after_forward], "after loss": starts[backward]}
+            events["end of backward"] = starts[backward + 1]
+        events |= {f"end of step {step}": end for step, end in enumerate(ends, start=1)}
+        return {name: self.at(event, name) for name, event in events.items()}
+
     def timeline(self) -> Timeline:
         """Every allocation and free so far, with its kind."""
         return Timeline([(size, storage.kind) for size, storage in self.events], list(self.marks))
@@ -584,20 +532,6 @@ class Tracker(TorchDispatchMode):
         return [
             Allocation(*SHARED(item), line=line_of(item.place), stream=item.stream) for item in self.storages
         ]
-
-
-def flash_scratch(q: torch.Tensor, k: torch.Tensor) -> list[int]:
-    """Bytes of the tensors that the backward of flash attention needs for itself, in their order.
-
-    For q (b, a, s, d): a number in fp32 for each row and the gradient of q in fp32, both with s in whole
-    tiles of 128 and d in whole ones of 32, or of 64 beyond 128; where keys and values are shared by groups,
-    their gradients for every head (mha_bwd in torch's
-    aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp).
-    """
-    b, a, s, d = q.shape
-    rows = 4 * b * a * round_up(s, 128)
-    expanded = [b * a * k.shape[2] * d * k.element_size()] * 2 if k.shape[1] != a else []
-    return [rows, rows * round_up(d, 32 if d <= 128 else 64), *expanded]
 
 
 @cache
@@ -648,12 +582,6 @@ def _device(tensor: torch.Tensor) -> str:
 @cache
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _is_expanded(tensor: torch.Tensor, first: int) -> bool:
-    """True if a tensor of two dimensions or more repeats itself along one of them from the `first` on."""
-    along = zip(tensor.stride()[first:], tensor.shape[first:], strict=True)
-    return tensor.dim() > 1 and any(stride == 0 and size > 1 for stride, size in along)
 
 
 @cache

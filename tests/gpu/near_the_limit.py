@@ -26,9 +26,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from course_utils import TrainingRun, estimate  # noqa: E402
-from course_utils.measuring.counting import Unwatched  # noqa: E402
-from course_utils.measuring.devices import Cuda  # noqa: E402
-from course_utils.measuring.live import is_out_of_memory, only_kernel, ready, release  # noqa: E402
+from course_utils.measuring.devices import Cuda, Unwatched  # noqa: E402
+from course_utils.measuring.live import only_kernel, ready  # noqa: E402
+from course_utils.measuring.release import is_out_of_memory, release  # noqa: E402
 
 STEPS, CLOSE, MOST_TRIES = 3, 0.002, 9
 
@@ -127,9 +127,9 @@ def replayed(run: TrainingRun, card: str = "H200-141GB") -> int:
     policy.
     """
     from course_utils.allocator.replay import replay
-    from course_utils.measuring.tracing import trace_simulated
+    from course_utils.measuring.sources import simulated_run
 
-    simulated = trace_simulated(run.replace(card=card), STEPS, "")
+    simulated = simulated_run(run.replace(card=card), STEPS, "")
     whole = replay(simulated)
     low, high = whole.peak_allocated - 1, round(1.05 * whole.peak_reserved)
     while high - low > CLOSE / 4 * high:

@@ -45,7 +45,7 @@ COMMON = 8  # GB for a script that is not named above
 
 PREDICT = """
 import json, sys
-from course_utils.measuring.scripts import watch_script
+from course_utils.watching.script import watch_script
 from course_utils.allocator.replay import replay
 measured = watch_script(sys.argv[1], sys.argv[2:])
 replayed = replay(measured)

@@ -14,9 +14,8 @@ from course_utils.estimating.workspaces import Workspaces
 from course_utils.measurement import Measurement
 from course_utils.measuring.optimizers import named_states_of
 from course_utils.measuring.sharded import ShardTracker, quick_plans, simulated_ranks
-from course_utils.measuring.simulated import simulated_gpu
-from course_utils.measuring.step import Phases
-from course_utils.measuring.tracing import cycles_left_alone, follow, provenance_of
+from course_utils.measuring.simulated import cycles_left_alone, simulated_gpu
+from course_utils.measuring.step import Phases, follow, provenance_of
 
 from .running import measured
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from course_utils.interactive.explorer import CONTROLS, dashboard
 from course_utils.interactive.explorer_page import draw, link, linked
-from course_utils.measuring.recorded import key, read_folder, thinned, to_json
-from course_utils.measuring.recording_file import append, repair
+from course_utils.measuring.files import append, repair, thinned, to_json
+from course_utils.measuring.recorded import key, read_folder
 from course_utils.run import TrainingRun
 from course_utils.teaching.check_cells import cells_to_run
 

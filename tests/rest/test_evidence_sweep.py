@@ -14,9 +14,9 @@ from course_utils.estimating import workspaces
 from course_utils.evidence import accuracy, frozen_runs
 from course_utils.evidence.gpu import runs_on_gpus
 from course_utils.evidence.published import published_rows, simulated
+from course_utils.evidence.sequence import hash_of, kept_hash, sequence_hash
 from course_utils.measuring import recorded
 from course_utils.measuring.recorded import Recording
-from course_utils.measuring.sequence import hash_of, kept_hash, sequence_hash
 from course_utils.models import TransformerConfig
 from course_utils.run import TrainingRun
 

@@ -24,8 +24,7 @@ from course_utils.estimating.sharding import zero_1_shares
 from course_utils.estimating.states import is_hidden_matrix
 from course_utils.measurement import Measurement
 from course_utils.measuring.data_parallel import whole_batch
-from course_utils.measuring.step import Training
-from course_utils.measuring.tracing import SEED
+from course_utils.measuring.step import SEED, Training
 from course_utils.models import parameter_shapes
 from course_utils.networks import loss_of
 from course_utils.ranks import launch as distributed

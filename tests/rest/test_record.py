@@ -29,14 +29,13 @@ from course_utils.evidence.hardware import Prepared
 from course_utils.evidence.history import unpacked
 from course_utils.evidence.live_notebook import execute_live
 from course_utils.evidence.record import has_room, judged, to_do
+from course_utils.evidence.sequence import release_line, sequence_hash
 from course_utils.evidence.tasks import Task, recording_list
 from course_utils.interactive.course_files import ROOT
 from course_utils.measuring import devices
-from course_utils.measuring.counting import count_peaks
-from course_utils.measuring.devices import Cuda, Host
+from course_utils.measuring.devices import Cuda, Host, count_peaks
+from course_utils.measuring.files import Line, append, read_lines, repair
 from course_utils.measuring.live import KernelRefused, ready
-from course_utils.measuring.recording_file import Line, append, read_lines, repair
-from course_utils.measuring.sequence import release_line, sequence_hash
 from course_utils.planning.twin import fits
 from course_utils.run import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
 from course_utils.units import GB, MB

@@ -16,7 +16,7 @@ from course_utils.evidence import record
 from course_utils.evidence.record import chosen
 from course_utils.evidence.tasks import Task
 from course_utils.interactive.course_files import ROOT
-from course_utils.measuring.recording_file import read_lines
+from course_utils.measuring.files import read_lines
 
 
 def task(name: str = "a task", seconds: float = 60.0) -> Task:

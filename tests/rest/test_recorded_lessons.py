@@ -11,7 +11,7 @@ import pytest
 from course_utils.interactive.course_files import ROOT
 
 WITHOUT_BLOCKS = (
-    "import runpy, sys; from course_utils.measuring import on_gpu; on_gpu.print = lambda *_: None; "
+    "import runpy, sys; from course_utils.watching import on_gpu; on_gpu.print = lambda *_: None; "
     "runpy.run_path(sys.argv[1], run_name='__main__')"
 )
 """Runs a lesson; blocks of plain code, for which there are no recordings, do not say where they ran."""

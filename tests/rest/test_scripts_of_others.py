@@ -16,7 +16,7 @@ import pytest
 
 from course_utils.allocator.replay import replay
 from course_utils.interactive.course_files import ROOT
-from course_utils.measuring.measurement_file import read_measurement
+from course_utils.measuring.files import read_measurement
 from course_utils.units import MiB
 
 SCRIPTS = ROOT / "tests" / "scripts"
@@ -50,7 +50,8 @@ def test_every_script_has_been_executed_on_a_gpu():
 FORKS = """
 import os, sys
 from course_utils.cli.main import main
-from course_utils.measuring import measurement_file, script_report, scripts
+from course_utils.measuring import files
+from course_utils.watching import report, script
 for line in sys.stdin:
     folder, *words = line.split()
     child = os.fork()

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ... import SimulationUnavailable, StepError
 from ...interactive.feedback import call, entries, exercise, expect, of_kind
 from ...interactive.saved_tensors import saved_by
-from ...measuring.on_gpu import on_new_gpu
+from ...watching.on_gpu import on_new_gpu
 from ..shared.judging import counted, forward_backward, same, seeded
 
 # --------------------------------------------------------------------------------------------------

@@ -28,8 +28,8 @@ from ...interactive.feedback import (
     recognized,
     unit_slip,
 )
-from ...measuring.on_gpu import on_new_gpu
 from ...units import MiB
+from ...watching.on_gpu import on_new_gpu
 from ..shared.judging import same, seeded
 from .traces import Process, in_one_process, trace_of
 

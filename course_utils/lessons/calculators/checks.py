@@ -19,7 +19,7 @@ from ...interactive.feedback import (
     recognized,
     unit_slip,
 )
-from ...measuring.on_gpu import on_new_gpu
+from ...watching.on_gpu import on_new_gpu
 
 # --------------------------------------------------------------------------------------------------
 # 18.1: referee

@@ -17,8 +17,8 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
-from ...measuring import forced_source
 from ...measuring.devices import Cuda, Host
+from ...measuring.sources import forced_source
 from ...ranks.launch import RESULTS
 from ...ranks.worker import report
 

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from ... import SimulationUnavailable
 from ...interactive.feedback import call, exercise, expect, recognized
-from ...measuring.on_gpu import on_new_gpu
+from ...watching.on_gpu import on_new_gpu
 from ..shared.judging import Ran, counted, forward_backward, held_after, same, seeded, told
 
 

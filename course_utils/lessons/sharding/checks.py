@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from ...interactive.feedback import alike, call, entries, exercise, expect, recognized
-from ...measuring.on_gpu import on_gpu
+from ...watching.on_gpu import on_gpu
 from ..shared.judging import told
 from ..shared.on_ranks import expect_together, found_on_ranks
 from .check_ranks import RANKS, RATE, SHAPES, Shapes, sharded, weights_of

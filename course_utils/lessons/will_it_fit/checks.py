@@ -16,9 +16,9 @@ from ... import GPUS, TrainingRun, arrange, estimate, measure
 from ...estimating.step_time import lost_seconds
 from ...interactive.feedback import call, call_for_effect, exercise, expect, fail
 from ...measurement import Measurement
-from ...measuring.on_gpu import on_new_gpu
 from ...planning.twin import SAFETY, unsupported
 from ...units import MB, MiB, format_bytes
+from ...watching.on_gpu import on_new_gpu
 from ..shared.judging import same, seeded
 from .detective import CAUSES, Evidence, broken
 

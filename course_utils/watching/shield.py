@@ -22,7 +22,7 @@ from unittest import mock
 
 import torch
 
-from .call_site import calling_place, described
+from ..measuring.call_site import calling_place, described
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 READING = ("stat", "lstat", "listdir", "scandir", "access", "readlink")

@@ -11,9 +11,9 @@ from ..allocator.replay import replay
 from ..estimating.workspaces import workspaces_of
 from ..gpus import GPUS
 from ..measurement import Allocation, Measurement
+from ..measuring.cuda_answers import CARD
 from ..planning.twin import SAFETY
 from ..units import aligned, format_bytes, percent
-from .memory import CARD
 
 WORTH_IT = 0.03  # Part of the peak that a change has to save to be named
 CHUNKS = 8  # Pieces that the loss is computed in

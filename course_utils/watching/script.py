@@ -6,11 +6,11 @@ import runpy
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import replace
-from functools import partial, partialmethod
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 from unittest import mock
 
 import torch
@@ -18,26 +18,23 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     UnsupportedOperatorException,
-    unset_fake_temporarily,
 )
-from torch.utils._pytree import tree_map_only
 
 from ..errors import ScriptError, SimulationUnavailable, StepError
 from ..estimating.workspaces import workspaces_of
 from ..measurement import Measurement
-from . import live
-from .call_site import described, is_machinery
-from .cuda_answers import SimulatedEvent, answered, class_of_this_thread
-from .host_values import HostValues
-from .memory import CARD, Memory
-from .patches import on_this_thread
-from .script_shield import NotAllowed, memory_limited, nothing_changed
-from .script_steps import Finished, ScriptWatch
-from .simulated import availability, simulated_gpu
-from .tracebacks import chain, let_go
-from .tracing import measurement_of, own_random_numbers, provenance_of
-from .tracker import Failure, Tracker
-from .watching import PLACEHOLDER
+from ..measuring import live
+from ..measuring.call_site import described, is_machinery
+from ..measuring.cuda_answers import CARD, Memory, answered
+from ..measuring.patching import on_this_thread
+from ..measuring.phases import PLACEHOLDER
+from ..measuring.release import chain, let_go
+from ..measuring.simulated import availability, simulated_gpu
+from ..measuring.step import own_random_numbers, provenance_of
+from ..measuring.tracker import Failure, Tracker
+from .patches import replaced
+from .shield import NotAllowed, memory_limited, nothing_changed
+from .steps import Finished, HostValues, ScriptWatch
 
 STEPS = 2
 OF_MEMORY = torch.cuda.memory
@@ -79,7 +76,7 @@ def watch_script(path: str | Path, arguments: Sequence[str] = (), source: str = 
 
         def finish(ends: list[int]) -> None:
             tracker._order_frees()
-            measured.append(measurement_of(tracker, ends, [], provenance))
+            measured.append(tracker.measurement(ends, [], provenance))
 
         watch = run(ScriptWatch(tracker, STEPS, simulated, finish))
         values = HostValues(watch.arrived)
@@ -181,89 +178,10 @@ def _why_not(error: BaseException, operation: str) -> str | None:
     return None
 
 
-@contextmanager
-def replaced(notes: dict[str, None], simulated: bool) -> Iterator[None]:
-    """Inside, what plain torch code cannot use here is replaced, which adds to `notes`.
-
-    Afterwards torch's defaults are what they were.
-    """
-    with ExitStack() as stack:
-        for owner, name, replacement in _replacements(notes, simulated):
-            stack.enter_context(mock.patch.object(owner, name, replacement))
-        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
-        stack.callback(torch.set_default_device, None)
-        stack.callback(torch.set_grad_enabled, torch.is_grad_enabled())
-        yield
-
-
-def _replacements(notes: dict[str, None], simulated: bool) -> Iterator[tuple[Any, str, Any]]:
-    """Replacements for what a watched script cannot use: owner, name, and a function that may add notes."""
-    loader = torch.utils.data.DataLoader
-    yield loader, "__init__", partialmethod(_make_loader, notes, loader.__init__)
-    yield torch.distributed, "init_process_group", _one_process
-    if not simulated:
-        return
-    yield torch, "compile", partial(_eager, notes)
-    yield torch.nn.Module, "compile", partial(_compile_nothing, notes)
-    yield torch, "load", partial(_load, torch.load)
-    yield torch.Tensor, "pin_memory", lambda tensor, *_: tensor
-    yield torch, "Generator", class_of_this_thread(torch.Generator, HostGenerator)
-    yield torch.nn.DataParallel, "scatter", lambda _, inputs, kwargs, __: ((inputs,), (kwargs,))
-    yield SimulatedEvent, "elapsed_time", lambda *_: PLACEHOLDER
-
-
-def _make_loader(loader: Any, notes: dict[str, None], make: Any, *args: Any, **kwargs: Any) -> None:
-    if kwargs.get("num_workers"):
-        notes.setdefault("DataLoader: 0 workers here")
-    make(loader, *args, **{name: value for name, value in kwargs.items() if name not in WORKERS})
-
-
-def _eager(notes: dict[str, None], model: Any = None, **_: Any) -> Any:
-    notes.setdefault(
-        "torch.compile is skipped: the step runs eagerly and keeps other tensors than a compiled step"
-    )
-    if model is not None:
-        return model
-    return lambda function: function
-
-
-def _compile_nothing(notes: dict[str, None], *_: Any, **__: Any) -> None:
-    _eager(notes)
-
-
 def _without_history(notes: dict[str, None], *_: Any, **__: Any) -> str:
     """Replace questions to torch's allocator, which allocates nothing here."""
     notes.setdefault("the script's own memory summaries, histories and snapshots are skipped")
     return ""
-
-
-def _one_process(*_: Any, **__: Any) -> NoReturn:
-    raise NotAllowed(": asks for a process group, but a script is watched in one process on one GPU")
-
-
-def _load(load: Any, file: Any, map_location: Any = None, **kwargs: Any) -> Any:
-    """`torch.load` with real values on the host; what is asked for on the GPU goes to the simulated one."""
-    with unset_fake_temporarily():
-        found = load(file, map_location="cpu", **kwargs)
-    to = map_location if isinstance(map_location, (str, torch.device)) else "cpu"
-    return tree_map_only(torch.Tensor, lambda tensor: tensor.to(to), found)
-
-
-class HostGenerator(torch.Generator):
-    """A generator of random numbers on the host, for any device: a simulated GPU draws none."""
-
-    def __new__(cls, *_: Any, **__: Any) -> "HostGenerator":
-        return super().__new__(cls, "cpu")  # pyrefly: ignore [bad-argument-count]
-
-
-WORKERS = (
-    "num_workers",
-    "pin_memory",
-    "persistent_workers",
-    "prefetch_factor",
-    "multiprocessing_context",
-    "timeout",
-)
 
 
 def _steps(watch: ScriptWatch, values: HostValues) -> Iterator[str]:

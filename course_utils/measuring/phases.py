@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ..errors import StepError
 from .call_site import calling_place, described
 from .copy_to_device import OwnStep, tensors_in
-from .patches import on_this_thread
+from .patching import on_this_thread
 from .tracker import ASK_DEVICE, Tracker, has_made_of_others
 
 PLACEHOLDER = 1.0  # The value of a simulated loss.item(): finite, and safe to divide by
@@ -23,7 +23,7 @@ READ_VALUE = torch.ops.aten._local_scalar_dense.default
 NEW_CONSTANT = torch.ops.aten.lift_fresh.default
 
 
-class Watch(TorchDispatchMode):
+class PhaseWatch(TorchDispatchMode):
     """Tells the tracker each phase of the copied step `work`; answers for values of a simulated GPU."""
 
     def __init__(self, tracker: Tracker, work: OwnStep, simulated: bool) -> None:

@@ -5,13 +5,13 @@ from collections.abc import Iterable, Mapping
 from importlib import metadata
 
 from ..measurement import Allocation
+from ..measuring.sources import simulated_run
 from ..run import TrainingRun
-from .tracing import trace_simulated
 
 
 def sequence_hash(run: TrainingRun, steps: int = 2) -> str:
     """A hash of what simulated steps of `run` allocate and free, in order. Raises like `measure`."""
-    return hash_of(trace_simulated(run, steps, "").allocations)
+    return hash_of(simulated_run(run, steps, "").allocations)
 
 
 def hash_of(allocations: Iterable[Allocation]) -> str:

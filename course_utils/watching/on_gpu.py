@@ -20,22 +20,21 @@ from ..allocator.replay import EMPTY_CACHE, replay
 from ..allocator.snapshots import snapshot_from, write_snapshot
 from ..errors import SimulationUnavailable, StepError
 from ..estimating.workspaces import workspaces_of
+from ..measuring import live
+from ..measuring.call_site import calling_place, described
+from ..measuring.cuda_answers import CARD, Memory, answered
+from ..measuring.fake_mode import ASK_DEVICE, QuickFakeMode
+from ..measuring.own_step import errors_told
+from ..measuring.patching import on_this_thread
+from ..measuring.sharded import ShardTracker, own_streams, quick_plans, simulated_ranks
+from ..measuring.simulated import CHOICES, availability, simulated_gpu
+from ..measuring.sources import forced_source
+from ..measuring.step import provenance_of
+from ..measuring.tracker import Storage, Tracker
 from ..pace import working
 from ..units import parse_bytes
-from . import live
-from .call_site import calling_place, described
-from .cuda_answers import answered
-from .fake_mode import ASK_DEVICE, QuickFakeMode
-from .host_values import HostValues, known_values
-from .memory import CARD, Memory
-from .own_step import errors_told
-from .patches import on_this_thread
-from .scripts import replaced
-from .sharded import ShardTracker, own_streams, quick_plans, simulated_ranks
-from .simulated import CHOICES, availability, simulated_gpu
-from .sources import forced_source
-from .tracing import provenance_of
-from .tracker import Storage, Tracker
+from .patches import replaced
+from .steps import HostValues, known_values
 
 NO_VALUE = (
     "a simulated GPU has shapes, but no values: what needs them runs on the CPU, or where there is a GPU"

@@ -1,20 +1,77 @@
-"""A traceback that can be read and holds nothing.
+"""Giving a GPU's memory back after an error, whose traceback can still be read and holds nothing.
 
 A notebook keeps the last exception, and each frame of its traceback what it worked on: every tensor of a step
 that failed.
 """
 
+import gc
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
 from types import CellType, CodeType, FrameType, FunctionType, TracebackType
 from typing import Any
+
+import torch
+
+from ..errors import GpuOutOfMemory
+from .devices import Cuda
+
+# torch's and the libraries' words where memory has run out
+OUT_OF_MEMORY_WORDS = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 
 EndedFrame = tuple[CodeType, dict[str, Any], int, int]
 """Where a frame has ended, all that a traceback shows of it: code, globals, last instruction and line."""
 
 
-class _Stopped(Exception):
-    """Ends a function as soon as it is entered."""
+@dataclass
+class Failure:
+    """The words with which memory ran out; empty until then."""
+
+    message: str = ""
+
+
+@contextmanager
+def expected_out_of_memory() -> Iterator[Failure]:
+    """Catch the GPU running out of memory, on purpose: the memory comes back, the message is kept.
+
+    Every other exception passes. Raises RuntimeError if the memory suffices, as nothing has failed then.
+    """
+    failure = Failure()
+    try:
+        yield failure
+    except RuntimeError as error:
+        if not isinstance(error, GpuOutOfMemory) and not is_out_of_memory(error):
+            raise
+        failure.message = str(error)
+        release(error)
+        return
+    raise RuntimeError("this should have run out of GPU memory, but there was enough")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True if torch, the driver or a library says so that memory has run out."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY_WORDS)
+
+
+def release(error: BaseException | None) -> None:
+    """Give memory back: what an exception keeps, what only cycles keep, and what torch caches on a GPU."""
+    if error is not None:
+        for each in chain(error):
+            emptied(each.__traceback__)
+            each.__traceback__ = None
+    empty_queue()
+    gc.collect()
+    if torch.cuda.is_available():
+        Cuda().release()
+
+
+def empty_queue() -> None:
+    """Run a backward of nothing, which clears this thread's autograd queue of what a failed one left."""
+    torch.ones((), requires_grad=True).backward()
 
 
 def let_go(error: BaseException) -> None:
@@ -61,6 +118,10 @@ def emptied(traceback: TracebackType | None) -> list[TracebackType | EndedFrame]
         traceback.tb_next = None  # a holder of one entry, as contextlib is, holds no other
         traceback = following
     return parts
+
+
+class _Stopped(Exception):
+    """Ends a function as soon as it is entered."""
 
 
 def _entry(code: CodeType, namespace: dict[str, Any], instruction: int, line: int) -> TracebackType:

@@ -1,0 +1,131 @@
+"""What CUDA's kernels take besides their results: copies of their arguments, scratch, cuBLAS's workspaces.
+
+No tensor of the step shows it. `tracker` asks here for each operator in `SPECIAL`.
+"""
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import torch
+
+from ..estimating.workspaces import Workspaces
+from ..units import round_up
+
+aten = torch.ops.aten
+
+ON_THE_HOST = {aten._scaled_dot_product_efficient_attention.default: (2, 3)}
+"""Results (random states) that are on the host on every GPU, though a simulated kernel says otherwise."""
+
+CONTIGUOUS_GRADIENT = frozenset(
+    {
+        aten.native_layer_norm_backward.default,
+        aten._fused_rms_norm_backward.default,
+        aten.native_group_norm_backward.default,
+        aten._log_softmax_backward_data.default,
+        aten.embedding_dense_backward.default,
+    }
+)
+"""CUDA kernels that first copy the gradient, their first argument, unless it is contiguous."""
+
+FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_backward.default
+PRODUCTS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default})
+FUSED_BACKWARDS = {FLASH_BACKWARD, aten._scaled_dot_product_efficient_attention_backward.default}
+NOT_EXPANDED = PRODUCTS | FUSED_BACKWARDS
+"""CUDA kernels that first copy what was expanded, as a sum's gradient is; dimensions may have any order."""
+
+BATCHED = frozenset({aten.bmm.default, aten.baddbmm.default})
+"""Products that may take one matrix for a whole batch: cuBLAS takes a stride of 0 from one to the next."""
+
+WITH_CUBLAS = PRODUCTS | {aten.mv.default, aten.dot.default}
+"""Operators for which torch gives cuBLAS a workspace, the first time on each thread."""
+
+Scratch = list[tuple[tuple[int, ...], torch.dtype]]
+Taken = list[tuple[int, tuple[int, ...], torch.dtype]]
+"""Memory that a kernel takes: bytes, and the shape and format in which to show them."""
+
+
+def _softmax_scratch(gradient: torch.Tensor, output: torch.Tensor, *_: Any) -> Scratch:
+    """The product of both, with which backward begins (`softmax_backward_cuda_out` in cuda/SoftMax.cu)."""
+    return [(tuple(output.shape), torch.promote_types(gradient.dtype, output.dtype))]
+
+
+def _group_norm_scratch(
+    x: Any, weight: Any, bias: Any, batch: int, C: int, size: int, groups: int, _: Any
+) -> Scratch:
+    """A factor and a summand per channel, and for 16 bits moments in 32 (`GroupNormKernelImplInternal`)."""
+    exact = torch.float32 if x.dtype.itemsize == 2 else x.dtype
+    has_factors = weight is not None or bias is not None
+    scratch: Scratch = []
+    if has_factors and size != 1:
+        scratch += [((batch, C), exact)] * 2
+    if exact != x.dtype:
+        scratch += [((batch, groups), exact)] * 2
+    return scratch
+
+
+def _group_norm_backward_scratch(
+    _: Any, x: Any, mean: Any, rstd: Any, weight: Any, batch: int, C: int, size: int, groups: int, wanted: Any
+) -> Scratch:
+    """Sums per channel, and factors per channel and group (`GroupNormBackwardKernelImplInternal`)."""
+    exact = torch.float32 if x.dtype.itemsize == 2 else x.dtype
+    wants_gradient_of_x = wanted[0]
+    scratch: Scratch = []
+    if size != 1:
+        scratch += [((batch, C), exact)] * 2
+        if wants_gradient_of_x and weight is not None:
+            scratch.append(((batch, C), exact))
+    if wants_gradient_of_x:
+        scratch += [((batch, groups), exact)] * 2
+    return scratch
+
+
+SCRATCH: dict[Any, Callable[..., Scratch]] = {
+    aten._softmax_backward_data.default: _softmax_scratch,
+    aten.native_group_norm.default: _group_norm_scratch,
+    aten.native_group_norm_backward.default: _group_norm_backward_scratch,
+    aten.logsumexp.default: lambda x, *_: [(tuple(x.shape), x.dtype)],  # x less its maxima (ReduceOps.cpp)
+}
+"""What CUDA kernels take while they run, by their arguments; paths are in torch's aten/src/ATen/native."""
+
+SPECIAL = CONTIGUOUS_GRADIENT | NOT_EXPANDED | WITH_CUBLAS | ON_THE_HOST.keys() | SCRATCH.keys()
+"""For most operators one look is enough."""
+
+
+def taken_before(func: Any, args: Any, workspaces: Workspaces | None) -> Taken:
+    """Copies and scratch that an operator's kernel takes before it begins, and frees when it is done."""
+    copied: list[torch.Tensor] = []
+    if func in CONTIGUOUS_GRADIENT and not args[0].is_contiguous():
+        copied = [args[0]]
+    elif func in NOT_EXPANDED:
+        # prepare_batch_matrix_for_cublas in ATen/native/cuda/Blas.cpp
+        first = 1 if func in BATCHED else 0
+        copied = [one for one in args if isinstance(one, torch.Tensor) and _is_expanded(one, first)]
+    taken: Taken = []
+    if copied:  # rarely; this spares most operators the comprehension, which is a call
+        taken = [(one.nbytes, tuple(one.shape), one.dtype) for one in copied]
+    if func in SCRATCH:
+        taken += [(prod(shape) * dtype.itemsize, shape, dtype) for shape, dtype in SCRATCH[func](*args)]
+    if func is aten.addmm.default and workspaces and workspaces.lt_each:
+        taken.append((workspaces.lt_each, (workspaces.lt_each,), torch.uint8))
+    return taken
+
+
+def flash_scratch(q: torch.Tensor, k: torch.Tensor) -> list[int]:
+    """Bytes of the tensors that the backward of flash attention needs for itself, in their order.
+
+    For q (b, a, s, d): a number in fp32 for each row and the gradient of q in fp32, both with s in whole
+    tiles of 128 and d in whole ones of 32, or of 64 beyond 128; where keys and values are shared by groups,
+    their gradients for every head (mha_bwd in torch's
+    aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp).
+    """
+    b, a, s, d = q.shape
+    rows = 4 * b * a * round_up(s, 128)
+    expanded = [b * a * k.shape[2] * d * k.element_size()] * 2 if k.shape[1] != a else []
+    return [rows, rows * round_up(d, 32 if d <= 128 else 64), *expanded]
+
+
+def _is_expanded(tensor: torch.Tensor, first: int) -> bool:
+    """True if a tensor of two dimensions or more repeats itself along one of them from the `first` on."""
+    along = zip(tensor.stride()[first:], tensor.shape[first:], strict=True)
+    return tensor.dim() > 1 and any(stride == 0 and size > 1 for stride, size in along)
