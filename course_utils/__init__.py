@@ -46,7 +46,9 @@ def __getattr__(name):
     # too old for the rest.
     if name not in _HOME:
         raise AttributeError("course_utils has no " + repr(name) + "; it offers " + ", ".join(__all__))
-    value = getattr(import_module("." + _HOME[name], __name__), name)
+    working = import_module(".pace", __name__).working
+    with working("getting ready"):  # an interrupt in the middle of an import would leave modules half made
+        value = getattr(import_module("." + _HOME[name], __name__), name)
     globals()[name] = value
     return value
 

@@ -7,7 +7,9 @@ import torch
 from engine import Operators, Unwatched, storage_of, tiny
 from torch.nn import functional as F
 
+from course_utils.errors import SimulationUnavailable
 from course_utils.measuring import simulated
+from course_utils.measuring.patching import Inside, check_layout
 from course_utils.measuring.simulated import availability, simulated_gpu
 from course_utils.measuring.step import Training
 from course_utils.run import TrainingRun
@@ -94,6 +96,15 @@ def test_the_chosen_attention_runs_and_no_other(family, recompute, attention):
 def test_the_efficient_kernel_refuses_grouped_keys_as_it_does_on_a_gpu():
     with simulated_gpu("efficient"), pytest.raises(ValueError, match="takes no grouped queries"):
         F.scaled_dot_product_attention(heads(4), heads(2), heads(2), is_causal=True, enable_gqa=True)
+
+
+def test_a_torch_that_is_laid_out_in_another_way_is_named_with_what_it_lacks(monkeypatch):
+    check_layout.cache_clear()
+    monkeypatch.delattr(torch.amp.GradScaler, "_maybe_opt_step")
+    works, reason = simulated._availability.__wrapped__()
+    assert not works and "there is no torch.amp.GradScaler._maybe_opt_step (it reads on the host" in reason
+    with pytest.raises(SimulationUnavailable, match=r"no torch\.no_such\._part \(.*tried with torch 2\.11"):
+        check_layout((Inside("torch.no_such:", ("_part",), "nothing", "ever"),))
 
 
 def test_a_self_test_that_fails_makes_it_unavailable_with_the_reason(monkeypatch):

@@ -16,7 +16,8 @@ import torch.autograd.graph
 
 Place = tuple[str, int]  # A file and a line in it
 
-ENGINE = torch.autograd.graph._engine_run_backward.__code__
+# None on a torch that is laid out in another way, which `patching` refuses
+ENGINE = getattr(getattr(torch.autograd.graph, "_engine_run_backward", None), "__code__", None)
 STEP_FILES = ("step.py", "optimizers.py")  # of the measuring's own, those that are part of a training step
 ROOMS = [Path(__file__).parents[1] / name for name in ("measuring", "watching")]
 TORCH = str(Path(torch.__file__).parent) + "/"

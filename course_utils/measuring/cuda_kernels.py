@@ -1,4 +1,4 @@
-"""What CUDA's kernels take besides their results: copies of their arguments, scratch, cuBLAS's workspaces.
+"""Memory that CUDA's kernels take besides their results: copies of arguments, scratch, cuBLAS's workspaces.
 
 No tensor of the step shows it. `tracker` asks here for each operator in `SPECIAL`.
 """

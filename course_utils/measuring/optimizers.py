@@ -58,7 +58,10 @@ def named_states_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) 
 
 
 class SimulableAdafactor(torch.optim.Adafactor):
-    """torch's Adafactor (Shazeer and Stern 2018), which reads norms on the host; fake ones count as 1."""
+    """torch's Adafactor (Shazeer and Stern 2018), which reads norms on the host; fake ones count as 1.
+
+    It can go when torch's own keeps them on the device.
+    """
 
     def step(self, closure: Any = None) -> Any:
         with on_this_thread(FakeTensor, "item", lambda _: 1.0):

@@ -150,6 +150,8 @@ def _trace(own: OwnStep, provenance: Provenance, steps: int) -> Measurement:
     losses = list[float]()
     ends = list[int]()
     with ExitStack() as stack:
+        # The copies come first, so that the tracker does not see them made. The watch comes last: the mode
+        # that is entered last sees an operator first, and it names the phase before the tracker looks.
         pace = stack.enter_context(working("copying your model"))
         work = carried_over(own, device, simulated)
         tracker = stack.enter_context(Tracker(device, own.workspaces))

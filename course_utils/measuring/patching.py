@@ -1,11 +1,23 @@
-"""Changes of torch during a measurement: one measurement at a time, and functions for its own thread."""
+"""Changes of torch during a measurement: one measurement at a time, and functions for its own thread.
+
+`INSIDE_TORCH` lists what measuring replaces or asks inside torch, with the condition under which a row can
+go. `check_layout` names what a torch lacks of it.
+"""
 
 import functools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from importlib import import_module
+from typing import Any, NamedTuple
 from unittest import mock
+
+import torch
+
+from ..errors import SimulationUnavailable
+
+TRIED = "2.11 to 2.13"
+"""Releases of torch on which the tests have run."""
 
 ONE_AT_A_TIME = threading.RLock()
 """Held while a step is followed, and a second thread's measurement waits for it.
@@ -13,6 +25,98 @@ ONE_AT_A_TIME = threading.RLock()
 Widgets and demos have threads of their own, but torch's functions, its random numbers and a GPU's peaks are
 the whole process's.
 """
+
+
+class Inside(NamedTuple):
+    """Names inside torch, in this module and class of it ("torch.amp:GradScaler"); why, and until when."""
+
+    owner: str
+    names: tuple[str, ...]
+    why: str
+    until: str
+
+
+INSIDE_TORCH = (
+    Inside(
+        "torch._subclasses.fake_tensor:FakeTensorMode",
+        ("_dispatch_impl", "_get_output_tensor_from_cache_entry", "_prep_args_for_hash"),
+        "`QuickFakeMode` gives its cache shorter keys: half of a simulated step",
+        "torch's own cache is as quick",
+    ),
+    Inside(
+        "torch._C:",
+        ("_set_throw_on_mutable_data_ptr",),
+        "`QuickFakeMode` makes fake tensors as their constructor does, in less time",
+        "torch's own cache is as quick",
+    ),
+    Inside(
+        "torch.cuda.amp.common:",
+        ("amp_definitely_not_available",),
+        "autocast and GradScaler switch themselves off where CUDA is not there",
+        "they look at the tensors",
+    ),
+    Inside(
+        "torch.amp:GradScaler",
+        ("_maybe_opt_step",),
+        "it reads on the host whether gradients are finite; fake ones have no value, so it always steps",
+        "the choice is made on the device",
+    ),
+    Inside(
+        "torch.optim.optimizer:",
+        ("_foreach_supported_types",),
+        "foreach=None looks at the exact type of the parameters, which is FakeTensor",
+        "FakeTensor is among these types",
+    ),
+    Inside(
+        "torch.nn.functional:",
+        ("scaled_dot_product_attention",),
+        "on fake tensors it takes plain mathematics, where a GPU has one kernel",
+        "its choice of a kernel works for fake CUDA tensors",
+    ),
+    Inside(
+        "torch:UntypedStorage",
+        ("_cdata", "resize_"),
+        "the tracker knows a storage by its address; FSDP2 frees and fills its buffers by resizing them",
+        "resizing is an operator, which dispatch modes see",
+    ),
+    Inside(
+        "torch._C:",
+        ("_current_graph_task_id", "_current_autograd_node"),
+        "the tracker asks whether backward runs, and whose",
+        "torch has a documented way to ask",
+    ),
+    Inside(
+        "torch.autograd:",
+        ("_get_sequence_nr",),
+        "so the tracker shows what backward makes with the line of its forward",
+        "torch has a documented way to ask",
+    ),
+    Inside(
+        "torch.autograd.graph:",
+        ("_engine_run_backward",),
+        "a line of code is in backward if this function is among its callers",
+        "torch has a documented way to ask",
+    ),
+)
+
+
+@functools.cache
+def check_layout(needed: tuple[Inside, ...] = INSIDE_TORCH) -> None:
+    """Raise SimulationUnavailable, naming what is missing, for a torch without one of the names needed."""
+    for owner, names, why, _ in needed:
+        module, _, inner = owner.partition(":")
+        try:
+            found: Any = import_module(module)
+            found = getattr(found, inner) if inner else found
+            missing = [name for name in names if not hasattr(found, name)]
+        except (ImportError, AttributeError):
+            missing = list(names)
+        if missing:
+            place = ".".join(filter(None, (module, inner, missing[0])))
+            raise SimulationUnavailable(
+                f"torch {torch.__version__} is laid out in another way: there is no {place}"
+                f" ({why}). Measuring was tried with torch {TRIED}: install one of these"
+            )
 
 
 @contextmanager

@@ -43,7 +43,7 @@ class PhaseWatch(TorchDispatchMode):
         for name, seen in (("backward", _ignore), ("grad", self._note_gradients)):
             followed = partial(self._follow_backward, getattr(torch.autograd, name), seen)
             self._stack.enter_context(on_this_thread(torch.autograd, name, followed))
-        if self.simulated:
+        if self.simulated:  # a fake tensor has no values to show; these go when its own errors say what to do
             self._fake = torch.empty(0, device="cuda").fake_mode  # pyrefly: ignore [missing-attribute]
             answers = {"__format__": formatted, "numpy": _no_numpy, "__array__": _no_numpy}
             for name, answer in answers.items():

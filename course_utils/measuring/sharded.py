@@ -20,7 +20,7 @@ from ..estimating.workspaces import Workspaces
 from ..networks import Transformer, build_network, default_dtype
 from ..run import TrainingRun
 from .optimizers import make_optimizer
-from .patching import ONE_AT_A_TIME, on_this_thread
+from .patching import ONE_AT_A_TIME, Inside, check_layout, on_this_thread
 from .step import Training
 from .tracker import FORWARD, Storage, Tracker
 
@@ -28,7 +28,10 @@ aten = torch.ops.aten
 
 
 def quick_plans() -> Any:
-    """Inside, a DTensor's plan asks for no shards that FSDP2 never makes: torch 2.13 takes n² time."""
+    """Inside, a DTensor's plan asks for no shards that FSDP2 never makes: torch 2.13 takes n² time.
+
+    Other releases of torch do not have this step. Remove it when torch takes no such time.
+    """
     from torch.distributed.tensor import _sharding_prop
 
     name = "_propagate_use_strided_shard_flag"
@@ -131,13 +134,22 @@ class ShardedTraining(Training):
         return make_optimizer(self.run.optimizer, list(self.network.named_parameters()))
 
 
-PLAN = "_propagate_tensor_meta_non_cached"  # by which torch's ShardingPropagator finds the shapes of results
+PLAN = "_propagate_tensor_meta_non_cached"
+INSIDE_FSDP = (
+    Inside(
+        "torch.distributed.tensor._sharding_prop:ShardingPropagator",
+        (PLAN,),
+        "it finds the shapes of a DTensor's results with tensors that no rank holds",
+        "it plans with meta tensors",
+    ),
+)
 
 
 class ShardTracker(Tracker):
     """Knows FSDP2's buffers by the operators that fill and empty them; leaves out what DTensors plan with."""
 
     def __init__(self, device: str, workspaces: Workspaces | None = None) -> None:
+        check_layout(INSIDE_FSDP)
         from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
         super().__init__(device, workspaces)

@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ..errors import SimulationUnavailable, StepError
 from .fake_mode import QuickFakeMode
-from .patching import ONE_AT_A_TIME, on_this_thread
+from .patching import ONE_AT_A_TIME, check_layout, on_this_thread
 
 # of a fake mode; fallback kernels would run on a real device, with real memory
 CHOICES = {"allow_fallback_kernels": False}
@@ -57,6 +57,7 @@ def _availability() -> tuple[bool, str]:
 
 def self_test() -> str:
     """Run a small step on the simulated GPU; returns on which build. Raises SimulationUnavailable."""
+    check_layout()
     how = _enable()
     try:
         gradient = _gradient_of_a_small_step()
@@ -210,15 +211,12 @@ def simulated_gpu(attention: str, mode: QuickFakeMode | None = None) -> Iterator
     with ONE_AT_A_TIME, contextlib.ExitStack() as stack:
         _enable()
         enter = stack.enter_context
-        # Autocast and GradScaler switch themselves off where CUDA is not there.
+        # `patching` says why each of these is needed, and until when. Their order is free.
         enter(on_this_thread(amp, "amp_definitely_not_available", lambda: False))
         enter(on_this_thread(torch.cuda, "is_bf16_supported", lambda *_, **__: True))
-        # GradScaler reads on the host whether gradients are finite; fake ones have no value, so it always
-        # steps.
         enter(on_this_thread(torch.amp.GradScaler, "_maybe_opt_step", _always_step))
         attend = _attention_as_torch_chooses if attention == "auto" else partial(_attention, attention)
         enter(on_this_thread(torch.nn.functional, "scaled_dot_product_attention", attend))
-        # foreach=None looks at the exact type of the parameters, which is FakeTensor here.
         supported = [*torch_optimizer._foreach_supported_types, FakeTensor]
         enter(mock.patch.object(torch_optimizer, "_foreach_supported_types", supported))
         # A CUDA build asks cuDNN, and cuDNN the driver, how to run an LSTM; the CPU build runs it cell by

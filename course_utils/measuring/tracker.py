@@ -41,11 +41,11 @@ from .cuda_kernels import (
     taken_before,
 )
 from .fake_mode import ASK_DEVICE, device_of
-from .patching import ONE_AT_A_TIME, on_this_thread
+from .patching import ONE_AT_A_TIME, check_layout, on_this_thread
 
 aten = torch.ops.aten
 
-newest_node = torch.autograd._get_sequence_nr
+newest_node: Any = getattr(torch.autograd, "_get_sequence_nr", None)  # a torch without it is refused below
 
 INTO_A_COPY = frozenset({aten.add.Tensor, aten.index_put.default, aten.scatter.src, aten.index_add.default})
 """Operators that autograd does in place; where a dispatch mode watches, it copies the first argument."""
@@ -107,6 +107,7 @@ class Tracker(TorchDispatchMode):
     """Tracks one device type's storages while it is entered, and cuBLAS's `workspaces` once per thread."""
 
     def __init__(self, device: str, workspaces: Workspaces | None = None) -> None:
+        check_layout()
         super().__init__()
         self.device = device
         self._workspaces = workspaces

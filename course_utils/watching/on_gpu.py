@@ -145,6 +145,9 @@ class _Card:
             raise StepError("this code is on the GPU already: leave the inner on_gpu() out")
         self.memory.limit(limit)
         notes: dict[str, None] = {}
+        # The ranks come before the fake mode, as their mesh reads values, their streams after `answered`,
+        # whose streams are all one. The mode that is entered last sees an operator first: _NoValues says
+        # where it runs, the tracker what is made, and the fake mode makes it.
         with ExitStack() as stack:
             run = stack.enter_context
             run(working("running on the simulated GPU"))

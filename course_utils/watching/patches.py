@@ -1,6 +1,6 @@
-"""What plain torch code cannot use on a simulated GPU, or in one process, is replaced while it runs.
+"""Replacements for parts of torch that code cannot use on a simulated GPU, or in one process.
 
-Each replacement is of documented torch, in every version; a note says so where figures change.
+All of them are documented parts of torch, the same in every release. A note tells where figures change.
 """
 
 from collections.abc import Iterator
@@ -44,16 +44,19 @@ def replaced(notes: dict[str, None], simulated: bool) -> Iterator[None]:
 
 def _replacements(notes: dict[str, None], simulated: bool) -> Iterator[tuple[Any, str, Any]]:
     """Replacements for what a watched script cannot use: owner, name, and a function that may add notes."""
-    loader = torch.utils.data.DataLoader
+    loader = torch.utils.data.DataLoader  # its workers are processes, and only one process is followed
     yield loader, "__init__", partialmethod(_make_loader, notes, loader.__init__)
     yield torch.distributed, "init_process_group", _one_process
     if not simulated:
         return
+    # until compiled steps are simulated as well
     yield torch, "compile", partial(_eager, notes)
     yield torch.nn.Module, "compile", partial(_compile_nothing, notes)
+    # a fake GPU holds no values and draws no random numbers
     yield torch, "load", partial(_load, torch.load)
     yield torch.Tensor, "pin_memory", lambda tensor, *_: tensor
     yield torch, "Generator", class_of_this_thread(torch.Generator, HostGenerator)
+    # there is one GPU, on which events take no time
     yield torch.nn.DataParallel, "scatter", lambda _, inputs, kwargs, __: ((inputs,), (kwargs,))
     yield SimulatedEvent, "elapsed_time", lambda *_: PLACEHOLDER
 

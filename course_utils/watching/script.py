@@ -56,6 +56,8 @@ def watch_script(path: str | Path, arguments: Sequence[str] = (), source: str = 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ScriptError("a script is watched on one GPU: start it without torchrun (WORLD_SIZE is above 1)")
     simulated = _is_simulated(source)
+    # The mode that is entered last sees an operator first: HostValues says where it runs, the watch in which
+    # phase, the tracker what is made, and the simulated GPU makes it.
     with ExitStack() as stack:
         run = stack.enter_context
         run(own_random_numbers())

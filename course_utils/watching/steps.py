@@ -184,6 +184,7 @@ class HostValues(TorchDispatchMode):
         enter(all_modules.register_module_parameter_registration_hook(self._without_values))
         enter(on_this_thread(torch.utils, "swap_tensors", partial(self._swap, torch.utils.swap_tensors)))
         enter(on_this_thread(torch.UntypedStorage, "data_ptr", lambda storage: storage._cdata))
+        # What torch refuses for fake tensors is answered from known values. Each goes when torch answers.
         answers: dict[str, Callable[..., Any]] = {
             "numpy": self._as_numbers,
             "__array__": self._as_numbers,
