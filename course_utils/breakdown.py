@@ -20,7 +20,7 @@ KIND_NOTES = {
 }
 
 KINDS = tuple(KIND_NOTES)
-"""Every kind of memory in the order in which figures stack them. `plots.COLOURS` has one colour for each."""
+"""Every kind of memory in the order in which figures stack them. `figures.COLOURS` has a colour for each."""
 
 
 @dataclass(frozen=True)

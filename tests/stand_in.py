@@ -90,7 +90,7 @@ def stand_in(room: int) -> Iterator[LimitedMemory]:
             stack.enter_context(patch.object(torch.cuda, name, answer))
         stack.enter_context(patch.object(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, create=True))
         stack.enter_context(patch.object(Cuda, "kind", "cpu"))
-        stack.enter_context(patch.dict(own_step.CALLED, live="cpu"))
+        stack.enter_context(patch.dict(own_step.DEVICE_TYPE, live="cpu"))
         stack.enter_context(patch.dict(live.KERNELS, clear=True))  # a CPU has none of them to insist on
         stack.enter_context(memory)
         yield memory

@@ -103,6 +103,16 @@ def test_torch_is_untouched_outside(end):
     assert torch.ones(2).tolist() == [1.0, 1.0] and torch.ones(2).dtype == torch.float32
 
 
+def test_a_default_device_is_what_it_was():
+    torch.set_default_device("meta")
+    try:
+        with on_gpu():
+            torch.set_default_device("cuda")
+        assert torch.ones(2).is_meta
+    finally:
+        torch.set_default_device(None)
+
+
 SAID = {
     "print(loss.item())": "no values",
     "f'{loss:.3f}'": "no values",

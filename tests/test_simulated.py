@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from course_utils.errors import SimulationUnavailable
 from course_utils.measuring import simulated
-from course_utils.measuring.patching import Inside, check_layout
+from course_utils.measuring.patching import FOLLOWED, Inside, check_layout
 from course_utils.measuring.simulated import availability, simulated_gpu
 from course_utils.measuring.step import Training
 from course_utils.run import TrainingRun
@@ -105,6 +105,7 @@ def test_a_torch_that_is_laid_out_in_another_way_is_named_with_what_it_lacks(mon
     assert not works and "there is no torch.amp.GradScaler._maybe_opt_step (it reads on the host" in reason
     with pytest.raises(SimulationUnavailable, match=r"no torch\.no_such\._part \(.*tried with torch 2\.11"):
         check_layout((Inside("torch.no_such:", ("_part",), "nothing", "ever"),))
+    check_layout(FOLLOWED)  # what a real GPU and the CPU need is there
 
 
 def test_a_self_test_that_fails_makes_it_unavailable_with_the_reason(monkeypatch):

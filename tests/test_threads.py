@@ -1,8 +1,10 @@
 """Measurements in several threads: each has its own figures, and torch is left as it was found."""
 
 import gc
+import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo  # as it is imported it replaces functions of torch
 import torch.cuda.amp.common as amp
 import torch.optim.optimizer as torch_optimizer
 from torch._subclasses.fake_tensor import FakeTensor
@@ -19,6 +22,7 @@ from course_utils import estimate, measure
 from course_utils.measuring import sources
 from course_utils.measuring.simulated import simulated_gpu
 from course_utils.run import TrainingRun
+from course_utils.watching.on_gpu import on_new_gpu
 
 PLACES = (
     torch,
@@ -104,6 +108,29 @@ def test_other_threads_keep_the_torch_that_they_had():
         attend = torch.nn.functional.scaled_dot_product_attention
         together(lambda: found.append(attend(q, q, q)))
     assert torch.equal(found[0], real) and not isinstance(found[0], FakeTensor)
+
+
+def test_blocks_of_two_threads_leave_torch_as_it_was():
+    """The second begins while the first is inside, and ends after it."""
+    first_is_inside = threading.Event()
+    second_begins = threading.Event()
+
+    def first() -> None:
+        with on_new_gpu():
+            first_is_inside.set()
+            second_begins.wait(60)
+            time.sleep(0.2)
+
+    def second() -> None:
+        first_is_inside.wait(60)
+        second_begins.set()
+        with on_new_gpu():
+            torch.ones(4, device="cuda")
+
+    before = dict(os.environ)
+    with nothing_changed():
+        together(first, second)
+    assert dict(os.environ) == before
 
 
 def fails(*_: Any) -> Any:

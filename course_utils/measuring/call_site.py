@@ -1,7 +1,7 @@
 """The line of code that made a tensor.
 
-It is that of the innermost frame that is neither torch's nor the measuring's own. A backward runs no code of
-the model, so what it makes is shown with the line of the forward operation.
+It is that of the innermost frame that is neither torch's nor of measuring and watching. A backward runs no
+code of the model, so what it makes is shown with the line of the forward operation.
 """
 
 import linecache
@@ -18,7 +18,7 @@ Place = tuple[str, int]  # A file and a line in it
 
 # None on a torch that is laid out in another way, which `patching` refuses
 ENGINE = getattr(getattr(torch.autograd.graph, "_engine_run_backward", None), "__code__", None)
-STEP_FILES = ("step.py", "optimizers.py")  # of the measuring's own, those that are part of a training step
+STEP_FILES = ("step.py", "optimizers.py")  # of those two rooms, what is part of a training step
 ROOMS = [Path(__file__).parents[1] / name for name in ("measuring", "watching")]
 TORCH = str(Path(torch.__file__).parent) + "/"
 STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + "/"
@@ -28,7 +28,7 @@ NOTEBOOK_CELL = re.compile(r"[\\/]ipykernel_\d+[\\/]|^<ipython-input")
 
 @cache
 def is_machinery(filename: str) -> bool:
-    """True if code in this file is torch's, Python's or the measuring's, and not part of what is measured."""
+    """True if code in this file is torch's, Python's or of these rooms, and not part of what is measured."""
     path = Path(filename)
     if filename.startswith((TORCH, "<frozen ")):
         return True

@@ -1,6 +1,7 @@
 """Memory that CUDA's kernels take besides their results: copies of arguments, scratch, cuBLAS's workspaces.
 
-No tensor of the step shows it. `tracker` asks here for each operator in `SPECIAL`.
+No tensor of the step shows it. `tracker` asks here for each operator in `SPECIAL`: those, and one whose
+random states a simulated kernel puts in the wrong place.
 """
 
 from collections.abc import Callable

@@ -23,9 +23,10 @@ from ..networks import Transformer
 from ..ranks.launch import run_ranks
 from ..ranks.worker import report_on_gloo
 from ..run import TrainingRun
+from .devices import Phases
 from .files import from_json, to_json
 from .optimizers import Named, make_optimizer, named_states_of
-from .step import SEED, MasterOptimizer, Phases, Training, follow, provenance_of
+from .step import SEED, MasterOptimizer, Training, follow, provenance_of
 from .tracker import States, Tracker
 
 MOST_PROCESSES = 8

@@ -5,11 +5,9 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-
-from .step import Phases
 
 
 class Cuda:
@@ -124,6 +122,16 @@ def driver_version() -> str:
     if done.returncode != 0:
         return ""
     return next(iter(done.stdout.split()), "")
+
+
+class Phases(Protocol):
+    """Follows a step's phases: the tracker, or `Unwatched` where nothing is tracked."""
+
+    micro_batch: int
+
+    def in_phase(self, phase: str) -> AbstractContextManager[Any]: ...
+    def bind_states(self) -> None: ...
+    def bind(self, kind: str, tensors: Iterable[Any]) -> None: ...
 
 
 class Unwatched:

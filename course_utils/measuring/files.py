@@ -55,7 +55,7 @@ ALLOCATION_FIELDS = tuple(field.name for field in fields(Allocation))
 
 KEY = "measurement"
 
-DEVICES = {"simulated": "a simulated GPU", "cpu": "a CPU"}
+SAVED_AS = {"simulated": "a simulated GPU", "cpu": "a CPU"}
 
 WHOLE_NUMBERS = dict.fromkeys(("bytes", "step", "born", "stream"), int)
 # the other fields are text
@@ -288,7 +288,7 @@ def read_measurement(path: str | Path) -> Measurement:
         for row in content["allocations"]:
             _check_allocation(row)
         source, device, torch_version, date = content["provenance"]
-        origin = Provenance("recorded", DEVICES.get(source, device), torch_version, date, content["note"])
+        origin = Provenance("recorded", SAVED_AS.get(source, device), torch_version, date, content["note"])
         found = replace(from_json(content, ""), provenance=origin)
         # what these two add up has to be numbers
         found.timeline.curves()

@@ -18,9 +18,9 @@ from ..measurement import Measurement, Provenance
 from ..planning.twin import largest_micro_batch, not_built
 from ..run import TrainingRun
 from ..units import format_bytes
-from .devices import Cuda, Device, count_peaks
+from .devices import Cuda, Device, Phases, count_peaks
 from .release import is_out_of_memory, let_go, release
-from .step import SEED, Phases, Training, follow
+from .step import SEED, Training, follow
 from .tracker import Tracker
 
 KERNELS = {

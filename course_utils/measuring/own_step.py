@@ -31,10 +31,10 @@ from .phases import PLACEHOLDER, PhaseWatch
 from .release import empty_queue, let_go
 from .simulated import availability, simulated_gpu
 from .step import SEED, own_random_numbers, provenance_of
-from .tracker import Failure, Tracker
+from .tracker import FailedOperator, Tracker
 
 # The type of device that each source puts stand-ins on
-CALLED = {"cpu": "cpu", "live": "cuda", "simulated": "cuda"}
+DEVICE_TYPE = {"cpu": "cpu", "live": "cuda", "simulated": "cuda"}
 CELL_BY_CELL = (
     "recurrent layers run cell by cell here;"
     " on a GPU cuDNN does them in one kernel, with a reserve of its own"
@@ -126,7 +126,7 @@ def _live(own: OwnStep, steps: int, note: str = "", otherwise: str = "") -> Meas
 
     def set_up() -> Callable[[Any], object]:
         torch.manual_seed(SEED)
-        work = carried_over(own, CALLED["live"], simulated=False)
+        work = carried_over(own, DEVICE_TYPE["live"], simulated=False)
         return lambda _: work.advance()
 
     def advice(asked: str) -> str:
@@ -143,7 +143,7 @@ def _live(own: OwnStep, steps: int, note: str = "", otherwise: str = "") -> Meas
 
 
 def _trace(own: OwnStep, provenance: Provenance, steps: int) -> Measurement:
-    device = CALLED[provenance.source]
+    device = DEVICE_TYPE[provenance.source]
     simulated = provenance.source == "simulated"
     said = "simulating" if simulated else "tracing"
     where = "the simulated GPU" if simulated else f"device {device!r}"
@@ -235,7 +235,7 @@ def errors_told(tracker: Tracker, where: str, instead: str = NOT_IN_STEP) -> Ite
         raise StepError(message) from error
 
 
-def _message(error: Exception, failure: Failure | None, where: str, instead: str) -> str | None:
+def _message(error: Exception, failure: FailedOperator | None, where: str, instead: str) -> str | None:
     if failure is None or failure.error != id(error):
         return None
     if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):

@@ -1,7 +1,7 @@
 """Changes of torch during a measurement: one measurement at a time, and functions for its own thread.
 
-`INSIDE_TORCH` lists what measuring replaces or asks inside torch, with the condition under which a row can
-go. `check_layout` names what a torch lacks of it.
+`FOLLOWED` and `SIMULATED` list what measuring replaces or asks inside torch, with the condition under which a
+row can go; `check_layout` names what a torch lacks. Smaller replacements say the same where they are made.
 """
 
 import functools
@@ -36,11 +36,45 @@ class Inside(NamedTuple):
     until: str
 
 
-INSIDE_TORCH = (
+FOLLOWED = (
+    Inside(
+        "torch:UntypedStorage",
+        ("_cdata",),
+        "the tracker knows a storage by this number",
+        "torch has a documented identity of a storage",
+    ),
+    Inside(
+        "torch:UntypedStorage",
+        ("resize_",),
+        "FSDP2 frees and fills its buffers with it, which no dispatch mode sees: the tracker follows it",
+        "resizing is an operator",
+    ),
+    Inside(
+        "torch._C:",
+        ("_current_graph_task_id", "_current_autograd_node"),
+        "the tracker asks whether backward runs, and whose",
+        "torch has a documented way to ask",
+    ),
+    Inside(
+        "torch.autograd:",
+        ("_get_sequence_nr",),
+        "what backward makes is shown with the line of its forward",
+        "torch has a documented way to ask",
+    ),
+    Inside(
+        "torch.autograd.graph:",
+        ("_engine_run_backward",),
+        "a line of code is in backward if this function is among its callers",
+        "torch has a documented way to ask",
+    ),
+)
+"""What every tracker needs, on a GPU and the CPU, too."""
+
+SIMULATED = (
     Inside(
         "torch._subclasses.fake_tensor:FakeTensorMode",
         ("_dispatch_impl", "_get_output_tensor_from_cache_entry", "_prep_args_for_hash"),
-        "`QuickFakeMode` gives its cache shorter keys: half of a simulated step",
+        "`QuickFakeMode` has shorter keys for its cache, and makes results in fewer calls",
         "torch's own cache is as quick",
     ),
     Inside(
@@ -53,7 +87,13 @@ INSIDE_TORCH = (
         "torch.cuda.amp.common:",
         ("amp_definitely_not_available",),
         "autocast and GradScaler switch themselves off where CUDA is not there",
-        "they look at the tensors",
+        "they accept a CUDA whose tensors are fake",
+    ),
+    Inside(
+        "torch.cuda:",
+        ("is_bf16_supported",),
+        "autocast to bf16 is refused where no card says that it has bf16",
+        "they accept a CUDA whose tensors are fake",
     ),
     Inside(
         "torch.amp:GradScaler",
@@ -73,35 +113,12 @@ INSIDE_TORCH = (
         "on fake tensors it takes plain mathematics, where a GPU has one kernel",
         "its choice of a kernel works for fake CUDA tensors",
     ),
-    Inside(
-        "torch:UntypedStorage",
-        ("_cdata", "resize_"),
-        "the tracker knows a storage by its address; FSDP2 frees and fills its buffers by resizing them",
-        "resizing is an operator, which dispatch modes see",
-    ),
-    Inside(
-        "torch._C:",
-        ("_current_graph_task_id", "_current_autograd_node"),
-        "the tracker asks whether backward runs, and whose",
-        "torch has a documented way to ask",
-    ),
-    Inside(
-        "torch.autograd:",
-        ("_get_sequence_nr",),
-        "so the tracker shows what backward makes with the line of its forward",
-        "torch has a documented way to ask",
-    ),
-    Inside(
-        "torch.autograd.graph:",
-        ("_engine_run_backward",),
-        "a line of code is in backward if this function is among its callers",
-        "torch has a documented way to ask",
-    ),
 )
+"""What a simulated GPU needs in addition. `sharded` has what FSDP2 needs."""
 
 
 @functools.cache
-def check_layout(needed: tuple[Inside, ...] = INSIDE_TORCH) -> None:
+def check_layout(needed: tuple[Inside, ...]) -> None:
     """Raise SimulationUnavailable, naming what is missing, for a torch without one of the names needed."""
     for owner, names, why, _ in needed:
         module, _, inner = owner.partition(":")

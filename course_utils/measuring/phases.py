@@ -13,14 +13,11 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ..errors import StepError
 from .call_site import calling_place, described
 from .copy_to_device import OwnStep, tensors_in
+from .fake_mode import ASK_DEVICE, LIFT, READ_NUMBER
 from .patching import on_this_thread
-from .tracker import ASK_DEVICE, Tracker, has_made_of_others
+from .tracker import Tracker, has_made_of_others
 
 PLACEHOLDER = 1.0  # The value of a simulated loss.item(): finite, and safe to divide by
-
-READ_VALUE = torch.ops.aten._local_scalar_dense.default
-# by which torch.tensor(…) hands its numbers over, known ones
-NEW_CONSTANT = torch.ops.aten.lift_fresh.default
 
 
 class PhaseWatch(TorchDispatchMode):
@@ -40,6 +37,7 @@ class PhaseWatch(TorchDispatchMode):
 
     def __enter__(self) -> Self:
         self._bind_all()
+        # no hook tells of a backward's beginning: these stay until torch has one
         for name, seen in (("backward", _ignore), ("grad", self._note_gradients)):
             followed = partial(self._follow_backward, getattr(torch.autograd, name), seen)
             self._stack.enter_context(on_this_thread(torch.autograd, name, followed))
@@ -161,19 +159,19 @@ class PhaseWatch(TorchDispatchMode):
             return NotImplemented
         if self._in_backward():
             self._begin_backward()
-        elif self.tracker.phase == "backward" and not func.is_view and func is not READ_VALUE:
+        elif self.tracker.phase == "backward" and not func.is_view and func is not READ_NUMBER:
             self._begin("optimizer")  # clipping, unscaling, or an update written by hand
         if self.simulated:
-            if func is READ_VALUE and isinstance(args[0], FakeTensor) and args[0].is_floating_point():
+            if func is READ_NUMBER and isinstance(args[0], FakeTensor) and args[0].is_floating_point():
                 return self._value(args[0])
-            if func is not NEW_CONSTANT and any(_is_outside(leaf) for leaf in tree_leaves((args, kwargs))):
+            if func is not LIFT and any(_is_outside(leaf) for leaf in tree_leaves((args, kwargs))):
                 args, kwargs = tree_map_only(torch.Tensor, self._let_in, (args, kwargs))
         return func(*args, **kwargs)
 
     def _value(self, tensor: torch.Tensor) -> Any:
         """Read a number that is on the host, as an optimizer's count of steps; else give the placeholder."""
         try:
-            return READ_VALUE(tensor)
+            return READ_NUMBER(tensor)
         except DataDependentOutputException:
             self.tracker.failure = None
             self.placeholders = True

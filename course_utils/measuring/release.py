@@ -1,4 +1,6 @@
-"""Giving a GPU's memory back after an error, whose traceback can still be read and holds nothing.
+"""Giving a GPU's memory back after an error.
+
+`let_go` keeps a traceback that can be read and holds nothing; `release` drops it, and empties torch's caches.
 
 A notebook keeps the last exception, and each frame of its traceback what it worked on: every tensor of a step
 that failed.
@@ -26,19 +28,19 @@ EndedFrame = tuple[CodeType, dict[str, Any], int, int]
 
 
 @dataclass
-class Failure:
+class RanOut:
     """The words with which memory ran out; empty until then."""
 
     message: str = ""
 
 
 @contextmanager
-def expected_out_of_memory() -> Iterator[Failure]:
+def expected_out_of_memory() -> Iterator[RanOut]:
     """Catch the GPU running out of memory, on purpose: the memory comes back, the message is kept.
 
     Every other exception passes. Raises RuntimeError if the memory suffices, as nothing has failed then.
     """
-    failure = Failure()
+    failure = RanOut()
     try:
         yield failure
     except RuntimeError as error:

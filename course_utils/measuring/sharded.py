@@ -26,9 +26,19 @@ from .tracker import FORWARD, Storage, Tracker
 
 aten = torch.ops.aten
 
+PLAN = "_propagate_tensor_meta_non_cached"
+INSIDE_FSDP = (
+    Inside(
+        "torch.distributed.tensor._sharding_prop:ShardingPropagator",
+        (PLAN,),
+        "it finds the shapes of a DTensor's results with tensors that no rank holds",
+        "it plans with meta tensors",
+    ),
+)
+
 
 def quick_plans() -> Any:
-    """Inside, a DTensor's plan asks for no shards that FSDP2 never makes: torch 2.13 takes n² time.
+    """Inside, a DTensor's plan asks for no shards that FSDP2 never makes: torch 2.13 compares each with each.
 
     Other releases of torch do not have this step. Remove it when torch takes no such time.
     """
@@ -93,7 +103,10 @@ STREAMS: dict[str, Any] = {
     "stream": _on_stream,
     "current_stream": lambda *device: _Stream.entered[-1],
 }
-"""Answers to FSDP2's calls of torch.cuda: it has the streams that it makes, and no event waits."""
+"""Answers to FSDP2's calls of torch.cuda: it has the streams that it makes, and no event waits.
+
+They go when torch makes streams of a GPU that is not there.
+"""
 
 
 class ShardedTraining(Training):
@@ -132,17 +145,6 @@ class ShardedTraining(Training):
 
     def _optimizer(self) -> torch.optim.Optimizer:
         return make_optimizer(self.run.optimizer, list(self.network.named_parameters()))
-
-
-PLAN = "_propagate_tensor_meta_non_cached"
-INSIDE_FSDP = (
-    Inside(
-        "torch.distributed.tensor._sharding_prop:ShardingPropagator",
-        (PLAN,),
-        "it finds the shapes of a DTensor's results with tensors that no rank holds",
-        "it plans with meta tensors",
-    ),
-)
 
 
 class ShardTracker(Tracker):
@@ -186,8 +188,8 @@ class ShardTracker(Tracker):
         elif func.namespace == "c10d" and "reduce_scatter" in func._schema.name:
             self.bind("communication", [args[0]])  # the share of rank 0, until it becomes its gradients
         elif func is aten._to_copy.default and (self.phase in FORWARD or self._recomputing):
-            source = self._known(args[0])
-            copy = self._known(out)
+            source = self.known(args[0])
+            copy = self.known(out)
             gathered = source is not None and source.bound == "communication"
             if gathered and copy is not None and copy is not source:
                 copy.bound = "weight_copies"  # autocast's, of a gathered weight
@@ -205,5 +207,5 @@ class ShardTracker(Tracker):
             self.bind("communication", [kwargs["out"]])
 
     def _is_unbound(self, tensor: torch.Tensor) -> bool:
-        storage = self._known(tensor)
+        storage = self.known(tensor)
         return storage is not None and not storage.bound

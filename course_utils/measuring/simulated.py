@@ -1,15 +1,17 @@
 """A GPU that is not there: the genuine eager step on fake CUDA tensors, dispatched as on a real one.
 
 torch's FakeTensorMode gives tensors that have a shape, a dtype and the device "cuda", but no memory. Three
-things keep it from working without a GPU, and this file fixes each:
+things keep it from working without a GPU, and this file fixes each inside of torch's libraries:
 
 1. The CPU build has no device guard for CUDA, and its CUDA hooks say that CUDA was not built, so backward
    refuses.
 2. A CUDA build without a GPU has both, but backward asks the hooks for a device's context.
 3. The CPU build lacks three CUDA kernels whose operators it then takes apart; on a GPU each is one kernel.
 
-To be removed when FakeTensorMode supports backward on "cuda" without a GPU (pytorch's pull requests 160532,
-163187).
+What the Python side of torch needs is in `patching.SIMULATED`. Which attention kernel runs is chosen here.
+
+To be removed when torch's no-op guard for CUDA (pytorch's pull request 163187) also serves builds without
+CUDA, and backward asks the hooks for no context.
 """
 
 import contextlib
@@ -30,7 +32,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ..errors import SimulationUnavailable, StepError
 from .fake_mode import QuickFakeMode
-from .patching import ONE_AT_A_TIME, check_layout, on_this_thread
+from .patching import FOLLOWED, ONE_AT_A_TIME, SIMULATED, check_layout, on_this_thread
 
 # of a fake mode; fallback kernels would run on a real device, with real memory
 CHOICES = {"allow_fallback_kernels": False}
@@ -57,7 +59,7 @@ def _availability() -> tuple[bool, str]:
 
 def self_test() -> str:
     """Run a small step on the simulated GPU; returns on which build. Raises SimulationUnavailable."""
-    check_layout()
+    check_layout(FOLLOWED + SIMULATED)
     how = _enable()
     try:
         gradient = _gradient_of_a_small_step()
@@ -220,7 +222,7 @@ def simulated_gpu(attention: str, mode: QuickFakeMode | None = None) -> Iterator
         supported = [*torch_optimizer._foreach_supported_types, FakeTensor]
         enter(mock.patch.object(torch_optimizer, "_foreach_supported_types", supported))
         # A CUDA build asks cuDNN, and cuDNN the driver, how to run an LSTM; the CPU build runs it cell by
-        # cell.
+        # cell. This goes when fake tensors know what cuDNN makes.
         stack.callback(setattr, torch.backends.cudnn, "enabled", torch.backends.cudnn.enabled)
         torch.backends.cudnn.enabled = False
         enter(torch.autograd.set_multithreading_enabled(False))  # an idle device thread can abort at exit

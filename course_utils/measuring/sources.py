@@ -1,6 +1,7 @@
 """`measure`, from choosing where a step runs (a GPU, a simulated GPU, the CPU) to its Measurement.
 
-For each source one function builds the run's `Training` and a `Tracker`, and has `follow` run its steps.
+For each source one function builds the run's `Training` and a `Tracker`, and has `step.follow` run its steps
+(on a real GPU `live.traced`, on several processes `data_parallel`). A step of one's own goes to `own_step`.
 """
 
 import os
@@ -78,30 +79,25 @@ def measure(
         raise ValueError(
             f"device={device!r} picks a recording: it goes with source='recorded', not {source!r}"
         )
-    chosen = forced_source() if source == "auto" else source
     if run is None and step is not None and model is not None:
-        if source == "auto" and chosen == "recorded":
-            chosen = "simulated"  # COURSE_SOURCE has no recording of one's own step
+        chosen = source
+        if source == "auto":  # COURSE_SOURCE has no recording of one's own step
+            chosen = "simulated" if forced_source() == "recorded" else forced_source()
         workspaces = workspaces_on(None if card is None else gpu(card).name)
+        given = (step, model, optimizer, batch)
         with working("getting ready"):
-            return measure_own(
-                step,
-                model,
-                optimizer,
-                batch,
-                source=chosen,
-                steps=steps,
-                attention=attention,
-                workspaces=workspaces,
-            )
+            return measure_own(*given, source=chosen, steps=steps, attention=attention, workspaces=workspaces)
     own = {"step": step, "model": model, "optimizer": optimizer, "batch": batch}
     own["attention"] = None if attention == "auto" else attention
     own["card"] = card
     given = [name for name, value in own.items() if value is not None]
     run = _measurable(run, given)
+    chosen = forced_source() if source == "auto" else source
     if run.world_size > 1:
         chosen = _source_of_ranks(run, chosen)
     note = BALANCED if run.model.experts else ""
+    # Asked for by name, the recording of any GPU will do. COURSE_SOURCE=recorded stands for a simulated GPU,
+    # so that lessons show the same.
     if source == "recorded":
         return find(run, steps, "", device)
     recorded = partial(find, device=SIMULATED_GPU)

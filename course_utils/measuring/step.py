@@ -5,12 +5,12 @@
 
 import atexit
 import gc
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import date
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -18,6 +18,7 @@ from ..measurement import Measurement, Provenance
 from ..networks import Transformer, chunked_loss, loss_of, network_for
 from ..pace import working
 from ..run import TrainingRun
+from .devices import Phases
 from .optimizers import Named, make_codebooks, make_optimizer, named_states_of
 from .patching import ONE_AT_A_TIME
 from .tracker import Tracker
@@ -26,23 +27,13 @@ atexit.register(gc.freeze)  # or Python, as it ends, searches all of torch for c
 
 SEED = 0
 
-DEVICES = {"simulated": "simulated GPU", "cpu": "CPU"}
+DEVICE_NAMES = {"simulated": "simulated GPU", "cpu": "CPU"}
 """The name of the device in a provenance; a live one's is the GPU's own."""
 
 SKIPPED = "gradients overflowed in fp16 and an update was skipped: optimizer states may not be there yet"
 
 LOSS_SCALE = 2.0**12
 """First factor of the loss. torch's 65,536 is too large for fp16: the first update would be skipped."""
-
-
-class Phases(Protocol):
-    """Follows a step's phases: the tracker, or `counting.Unwatched` where nothing is tracked."""
-
-    micro_batch: int
-
-    def in_phase(self, phase: str) -> AbstractContextManager[Any]: ...
-    def bind_states(self) -> None: ...
-    def bind(self, kind: str, tensors: Iterable[Any]) -> None: ...
 
 
 class MasterOptimizer:
@@ -278,6 +269,7 @@ def _tf32(allowed: bool) -> Iterator[None]:
 def follow(training: Training, tracker: Tracker, steps: int, provenance: Provenance) -> Measurement:
     """Run `steps` steps of `training` under `tracker`; the peak is that of the last one."""
     said = "simulating" if provenance.source == "simulated" else "tracing"
+    # The tracker is entered last, after the fake mode: it sees an operator first, then what that mode makes.
     with working(said) as work, tracker:
         tracker.watch(training.network, training.named_states)
         tracker.bind("inputs", [training.tokens, training.targets])
@@ -309,7 +301,7 @@ def provenance_of(source: str, *notes: str) -> Provenance:
     today = date.today().isoformat()
     if source == "live":
         return Provenance(source, torch.cuda.get_device_name(), torch.__version__, today, note)
-    return Provenance(source, DEVICES[source], torch_release(), today, note)
+    return Provenance(source, DEVICE_NAMES[source], torch_release(), today, note)
 
 
 def torch_release() -> str:

@@ -41,7 +41,7 @@ from .cuda_kernels import (
     taken_before,
 )
 from .fake_mode import ASK_DEVICE, device_of
-from .patching import ONE_AT_A_TIME, check_layout, on_this_thread
+from .patching import FOLLOWED, ONE_AT_A_TIME, check_layout, on_this_thread
 
 aten = torch.ops.aten
 
@@ -88,13 +88,12 @@ class Storage:
         return "activations" if made_by_forward and self.kept else "temporaries"
 
 
-ALLOCATION_FIELDS = [field.name for field in fields(Allocation) if field.name not in ("line", "stream")]
-SHARED = attrgetter(*ALLOCATION_FIELDS)
+SHARED = attrgetter(*(field.name for field in fields(Allocation) if field.name not in ("line", "stream")))
 """The values that an Allocation takes from its Storage as they are."""
 
 
 @dataclass(frozen=True)
-class Failure:
+class FailedOperator:
     """An operator that raised: the error's identity, the tensors given as (shape, device), and the line."""
 
     error: int
@@ -107,11 +106,13 @@ class Tracker(TorchDispatchMode):
     """Tracks one device type's storages while it is entered, and cuBLAS's `workspaces` once per thread."""
 
     def __init__(self, device: str, workspaces: Workspaces | None = None) -> None:
-        check_layout()
+        check_layout(FOLLOWED)
         super().__init__()
         self.device = device
         self._workspaces = workspaces
-        self._given: set[tuple[bool, str]] = set()  # workspaces: whether backward's thread has them, and name
+        self._noted_workspaces: set[tuple[bool, str]] = (
+            set()
+        )  # workspaces: whether backward's thread has them, and name
         self._left_out: dict[int, weakref.ref] = {}
         self.storages: list[Storage] = []
         self.events: list[tuple[int, Storage]] = []
@@ -123,22 +124,23 @@ class Tracker(TorchDispatchMode):
         self._recomputation = 0
         self._recomputing = False
         self._recomputing_for = (-1, -1)
-        self._modules: list[str] = [""]
+        self.modules: list[str] = [""]
         self._hooks: list[Any] = []
-        # the older gradient and the sum, where the last operator may have joined two of them
+        # Two gradients that the last operator may have joined: the older one and the sum. If the older one
+        # dies at once, autograd would have added the other into it, had nobody watched.
         self._join: tuple[Storage, Storage] | None = None
         self._closed = False
         # line and module of each forward operator, by the number of its autograd node
         self._made: dict[int, tuple[Place | None, str]] = {}
         self._place: Place | None = None
         self._module = ""
-        self._states: States = list
+        self.states: States = list
         self._patches = ExitStack()
-        self.failure: Failure | None = None
+        self.failure: FailedOperator | None = None
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # as in quick_fake
+        return False  # as in fake_mode
 
     def __enter__(self) -> "Tracker":
         self._patches.enter_context(ONE_AT_A_TIME)
@@ -156,9 +158,11 @@ class Tracker(TorchDispatchMode):
         if func is not aten.detach.default:
             self._notice_recomputation()
         self._notice_place()
+        # As a kernel does it: copies and scratch first, then its results, then flash's own scratch; in the
+        # end all but the results is free again.
         special = func in SPECIAL
         taken = taken_before(func, args, self._workspaces) if special and self.device == "cuda" else []
-        inside = self._inside(func, taken) if taken and _device(args[0]) == "cuda" else []
+        inside = self._note_scratch(func, taken) if taken and _device(args[0]) == "cuda" else []
         try:
             out = func(*args, **(kwargs or {}))
         except Exception as error:
@@ -173,12 +177,11 @@ class Tracker(TorchDispatchMode):
             newest = self._see(tensor, func) or newest
         if newest is not None:
             self._recognize(func, args, newest)
-        # what else a special operator takes; and all that its kernel had inside is free again
         if special and func is FLASH_BACKWARD and self.device == "cuda":
             sizes = flash_scratch(args[1], args[2])
-            inside += [self._write_down(size, (size,), "uint8", _operation(func)) for size in sizes]
+            inside += [self._note_unseen(size, (size,), "uint8", _operation(func)) for size in sizes]
         if special and self._workspaces and func in WITH_CUBLAS and _device(args[0]) == self.device:
-            self._give_workspaces(func, self._workspaces)
+            self._note_workspaces(func, self._workspaces)
         if inside:
             self.events += [(-one.bytes, one) for one in inside]
         return out
@@ -187,11 +190,13 @@ class Tracker(TorchDispatchMode):
         key = storage._cdata
         self._left_out[key] = weakref.ref(storage, lambda _: self._left_out.pop(key, None))
 
-    def _inside(self, func: Any, taken: Taken) -> list[Storage]:
+    def _note_scratch(self, func: Any, taken: Taken) -> list[Storage]:
         """Note what an operator's kernel takes before it begins, and frees when it is done."""
-        return [self._write_down(size, shape, _name(dtype), _operation(func)) for size, shape, dtype in taken]
+        return [
+            self._note_unseen(size, shape, _name(dtype), _operation(func)) for size, shape, dtype in taken
+        ]
 
-    def _write_down(
+    def _note_unseen(
         self, size: int, shape: tuple[int, ...], dtype: str, operation: str, bound: str = ""
     ) -> Storage:
         """Note memory that is taken inside a kernel, so that no tensor shows it."""
@@ -200,15 +205,15 @@ class Tracker(TorchDispatchMode):
         made.bound = bound
         return made
 
-    def _give_workspaces(self, func: Any, sizes: Workspaces) -> None:
+    def _note_workspaces(self, func: Any, sizes: Workspaces) -> None:
         in_backward = torch._C._current_graph_task_id() != -1
         wanted = {"cuBLAS workspace": sizes.cublas}
         if func is aten.addmm.default:  # a linear layer with a bias
             wanted["cuBLASLt workspace"] = sizes.lt
         for name, size in wanted.items():
-            if size and (in_backward, name) not in self._given:
-                self._given.add((in_backward, name))
-                self._write_down(size, (size,), "uint8", name, "workspaces")
+            if size and (in_backward, name) not in self._noted_workspaces:
+                self._noted_workspaces.add((in_backward, name))
+                self._note_unseen(size, (size,), "uint8", name, "workspaces")
 
     def _notice_recomputation(self) -> None:
         """Note whether a checkpoint runs its forward again; how is said in `_runs_forward_in_backward`."""
@@ -229,7 +234,7 @@ class Tracker(TorchDispatchMode):
         forward even where a function of its own switches gradients off.
         """
         in_engine = torch._C._current_graph_task_id() != -1
-        return in_engine and (torch.is_grad_enabled() or self._modules[-1] != "")
+        return in_engine and (torch.is_grad_enabled() or self.modules[-1] != "")
 
     def _notice_place(self) -> None:
         """Note line and module of this operator; in backward those of the operator's forward.
@@ -238,7 +243,7 @@ class Tracker(TorchDispatchMode):
         """
         self._place, in_engine = calling_place()
         # the first part again spares most operators a call
-        self._module = self._modules[-1] or self._running()
+        self._module = self.modules[-1] or self._running()
         if in_engine:
             node = torch._C._current_autograd_node()
             number = node._sequence_nr() if node else -1
@@ -248,8 +253,8 @@ class Tracker(TorchDispatchMode):
 
     def _running(self) -> str:
         """The innermost module that runs; outside of all the phase in parentheses, "" in the set-up."""
-        if self._modules[-1]:
-            return self._modules[-1]
+        if self.modules[-1]:
+            return self.modules[-1]
         return f"({self.phase})" if self.phase else ""
 
     def _see(self, tensor: torch.Tensor, func: Any = None) -> Storage | None:
@@ -346,7 +351,7 @@ class Tracker(TorchDispatchMode):
     def _recognize(self, func: Any, args: Any, newest: Storage) -> None:
         """Recognize, by the operator, autocast's copy of a weight, and two gradients being joined."""
         self._join = None
-        source = self._known(args[0]) if func in INTO_A_COPY or func is aten._to_copy.default else None
+        source = self.known(args[0]) if func in INTO_A_COPY or func is aten._to_copy.default else None
         if source is None:
             return
         copies_weight = func is aten._to_copy.default and source.bound == "parameters"
@@ -360,7 +365,8 @@ class Tracker(TorchDispatchMode):
     def _undo_join(self, old: Storage, new: Storage) -> None:
         """Undo an effect of the observer: unwatched, autograd adds the newer of two gradients to the older.
 
-        Condition of removal: torch's `InputBuffer::accumulate` no longer looks at the dispatch modes.
+        Condition of removal: torch's `InputBuffer::accumulate`, and the formulas of derivatives, no longer
+        ask whether a dispatch mode or a Python tensor is there (`isTensorSubclassLike`).
         """
         self._join = None
         del self.events[last_index(self.events, (new.bytes, new))]
@@ -369,7 +375,12 @@ class Tracker(TorchDispatchMode):
         self._live[new.key] = (old, reference)
         old.key = new.key
 
-    def _known(self, tensor: torch.Tensor) -> Storage | None:
+    def certain(self) -> int:
+        """The number of events so far, without the last one if it may be a join that is undone."""
+        return len(self.events) - (self._join is not None)
+
+    def known(self, tensor: torch.Tensor) -> Storage | None:
+        """The storage of this tensor; None for one that is not followed."""
         if _device(tensor) != self.device:
             return None
         found = self._live.get(tensor.untyped_storage()._cdata)
@@ -380,14 +391,14 @@ class Tracker(TorchDispatchMode):
         for tensor in tensors:
             for part in _parts(tensor):
                 self._see(part)
-                storage = self._known(part)
+                storage = self.known(part)
                 if storage is not None:
                     storage.bound = kind
                     storage.module = name or storage.module
 
     def watch(self, network: torch.nn.Module, states: States) -> None:
         """Follow a network's parameters, gradients and modules; `states` lists the optimizer's tensors."""
-        self._states = states
+        self.states = states
         for name, parameter in network.named_parameters():
             self.bind("parameters", [parameter], name)
             if parameter.requires_grad:
@@ -405,14 +416,14 @@ class Tracker(TorchDispatchMode):
         self.bind("gradients", [owner.grad], name)
 
     def _enter_module(self, name: str, *_: Any) -> None:
-        self._modules.append(name)
+        self.modules.append(name)
 
     def _leave_module(self, *_: Any) -> None:
-        self._modules.pop()
+        self.modules.pop()
 
     def bind_states(self) -> None:
         """Bind the optimizer's tensors, at the end of its step."""
-        for name, tensor in self._states():
+        for name, tensor in self.states():
             self.bind("optimizer_states", [tensor], name)
 
     def begin(self, phase: str) -> AbstractContextManager[None]:
@@ -434,7 +445,7 @@ class Tracker(TorchDispatchMode):
             else:
                 storage.died = index
 
-    def _order_frees(self) -> None:
+    def order_frees(self) -> None:
         """Sort each unbroken run of frees by birth: autocast drops its copies in a hash table's order."""
         self._number_events()
         borders = {mark.event for mark in self.marks}
@@ -455,11 +466,11 @@ class Tracker(TorchDispatchMode):
         self._closed = True
         self._left_out.clear()
         self._live.clear()  # nothing is to be heard of any more, and nothing to be kept alive
-        self._states = list
+        self.states = list
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-        self._order_frees()
+        self.order_frees()
 
     def measurement(self, ends: list[int], losses: list[float], provenance: Provenance) -> Measurement:
         """The measurement of the steps that ended at these event counts; the peak is that of the last one."""
@@ -566,11 +577,11 @@ def last_index(items: list[Any], wanted: Any) -> int:
     return next(index for index in range(len(items) - 1, -1, -1) if items[index] == wanted)
 
 
-def _failure(error: Exception, func: Any, given: Any, place: Place | None) -> Failure:
+def _failure(error: Exception, func: Any, given: Any, place: Place | None) -> FailedOperator:
     """Describe the arguments of an operator that raised, without keeping a tensor alive."""
     leaves = (leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor))
     tensors = tuple((tuple(leaf.shape), _device(leaf)) for leaf in leaves)
-    return Failure(id(error), _operation(func), tensors, described(place))
+    return FailedOperator(id(error), _operation(func), tensors, described(place))
 
 
 def _device(tensor: torch.Tensor) -> str:

@@ -25,7 +25,7 @@ from ..measuring.call_site import calling_place, described
 from ..measuring.cuda_answers import CARD, Memory, answered
 from ..measuring.fake_mode import ASK_DEVICE, QuickFakeMode
 from ..measuring.own_step import errors_told
-from ..measuring.patching import on_this_thread
+from ..measuring.patching import ONE_AT_A_TIME, on_this_thread
 from ..measuring.sharded import ShardTracker, own_streams, quick_plans, simulated_ranks
 from ..measuring.simulated import CHOICES, availability, simulated_gpu
 from ..measuring.sources import forced_source
@@ -85,7 +85,7 @@ def on_gpu(memory: int | str | None = None, ranks: int = 1) -> Iterator[None]:
 def on_new_gpu(memory: int | None = None) -> Iterator[None]:
     """Act as `on_gpu`, silently, on a new simulated GPU, even where there is a real one; nothing lives on."""
     card = _new_card()
-    with ExitStack() as stack:
+    with ONE_AT_A_TIME, ExitStack() as stack:
         stack.enter_context(mock.patch.dict("os.environ", COURSE_SOURCE="simulated"))
         stack.enter_context(mock.patch.dict(globals(), _card=lambda: card))
         stack.enter_context(card.entered(memory, ranks=1))
@@ -145,17 +145,20 @@ class _Card:
             raise StepError("this code is on the GPU already: leave the inner on_gpu() out")
         self.memory.limit(limit)
         notes: dict[str, None] = {}
-        # The ranks come before the fake mode, as their mesh reads values, their streams after `answered`,
-        # whose streams are all one. The mode that is entered last sees an operator first: _NoValues says
-        # where it runs, the tracker what is made, and the fake mode makes it.
+        # The lock comes first: what two threads replace in turn would never be put back. The ranks come
+        # before the fake mode, as their mesh reads values, and before `replaced`, which refuses process
+        # groups; their streams come after `answered`, whose streams are all one. The mode that is entered
+        # last sees an operator first: _NoValues says where it runs, the tracker what is made, the fake mode
+        # makes it.
         with ExitStack() as stack:
             run = stack.enter_context
+            run(ONE_AT_A_TIME)
             run(working("running on the simulated GPU"))
             stack.callback(_print_each, notes)
             if ranks > 1:
                 run(simulated_ranks(ranks))
             run(replaced(notes, simulated=True))
-            if ranks > 1:
+            if ranks > 1:  # FSDP2 asks for the accelerator, and the group is there already
                 run(on_this_thread(torch._C, "_get_accelerator", lambda *_: torch.device("cuda")))
                 run(mock.patch.multiple(dist, init_process_group=_is_there, destroy_process_group=_is_there))
                 run(quick_plans())
@@ -166,6 +169,7 @@ class _Card:
             run(answered(self.memory))
             if ranks > 1:
                 run(own_streams())
+            # torch's own ask its allocator, which has allocated nothing; they go when it can be a replay
             for name in ("_record_memory_history", "_snapshot", "_dump_snapshot"):
                 run(on_this_thread(torch.cuda.memory, name, getattr(self, name)))
             run(on_this_thread(FakeTensor, "__repr__", _shown))
@@ -174,10 +178,7 @@ class _Card:
 
     def check_room(self) -> None:
         """Send what is certain through the allocator. torch.OutOfMemoryError where it finds no room."""
-        certain = len(self.tracker.events)
-        if self.tracker._join is not None:  # the last event may be undone
-            certain -= 1
-        self.memory.followed(certain)
+        self.memory.followed(self.tracker.certain())
 
     def forget_the_last(self) -> None:
         """Take back what found no room, now that it is dead: it never was."""

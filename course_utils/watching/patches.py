@@ -1,6 +1,7 @@
 """Replacements for parts of torch that code cannot use on a simulated GPU, or in one process.
 
-All of them are documented parts of torch, the same in every release. A note tells where figures change.
+They are documented parts of torch, the same in every release, and replaced for all threads: whoever enters
+holds `ONE_AT_A_TIME`. A note tells where figures change.
 """
 
 from collections.abc import Iterator
@@ -37,13 +38,21 @@ def replaced(notes: dict[str, None], simulated: bool) -> Iterator[None]:
         for owner, name, replacement in _replacements(notes, simulated):
             stack.enter_context(mock.patch.object(owner, name, replacement))
         stack.callback(torch.set_default_dtype, torch.get_default_dtype())
-        stack.callback(torch.set_default_device, None)
+        stack.callback(torch.set_default_device, _default_device())
         stack.callback(torch.set_grad_enabled, torch.is_grad_enabled())
         yield
 
 
+def _default_device() -> torch.device | None:
+    """The device that `torch.set_default_device` has set, not that of a block; None for none."""
+    context = getattr(
+        torch._GLOBAL_DEVICE_CONTEXT, "device_context", None
+    )  # `get_default_device` starts CUDA
+    return None if context is None else context.device
+
+
 def _replacements(notes: dict[str, None], simulated: bool) -> Iterator[tuple[Any, str, Any]]:
-    """Replacements for what a watched script cannot use: owner, name, and a function that may add notes."""
+    """Replacements for what such code cannot use: owner, name, and a function that may add notes."""
     loader = torch.utils.data.DataLoader  # its workers are processes, and only one process is followed
     yield loader, "__init__", partialmethod(_make_loader, notes, loader.__init__)
     yield torch.distributed, "init_process_group", _one_process

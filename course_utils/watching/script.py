@@ -31,7 +31,7 @@ from ..measuring.phases import PLACEHOLDER
 from ..measuring.release import chain, let_go
 from ..measuring.simulated import availability, simulated_gpu
 from ..measuring.step import own_random_numbers, provenance_of
-from ..measuring.tracker import Failure, Tracker
+from ..measuring.tracker import FailedOperator, Tracker
 from .patches import replaced
 from .shield import NotAllowed, memory_limited, nothing_changed
 from .steps import Finished, HostValues, ScriptWatch
@@ -68,7 +68,7 @@ def watch_script(path: str | Path, arguments: Sequence[str] = (), source: str = 
         run(simulated_gpu("auto") if simulated else torch.autograd.set_multithreading_enabled(False))
         capability = CARD.capability if simulated else torch.cuda.get_device_capability()
         tracker = run(Tracker("cuda", workspaces_of(capability)))
-        if simulated:
+        if simulated:  # HISTORY comes after `answered`, which refuses it
             run(answered(Memory(lambda: tracker.events)))
             run(on_this_thread(torch.backends.cuda, "is_built", lambda: True))
             for owner, name in HISTORY:
@@ -77,12 +77,12 @@ def watch_script(path: str | Path, arguments: Sequence[str] = (), source: str = 
         provenance = provenance_of("simulated" if simulated else "live")
 
         def finish(ends: list[int]) -> None:
-            tracker._order_frees()
+            tracker.order_frees()
             measured.append(tracker.measurement(ends, [], provenance))
 
         watch = run(ScriptWatch(tracker, STEPS, simulated, finish))
         values = HostValues(watch.arrived)
-        if simulated:
+        if simulated:  # after the watch: both answer for a fake tensor's numbers, and these know some
             run(values)
         _execute(path, arguments, watch)
         notes = [*_steps(watch, values), *changes, *elsewhere.notes()]
@@ -146,7 +146,7 @@ def _execute(path: Path, arguments: Sequence[str], watch: ScriptWatch) -> None:
     watch.last_step()
 
 
-def _sentence(error: BaseException, path: Path, failure: Failure | None) -> str:
+def _sentence(error: BaseException, path: Path, failure: FailedOperator | None) -> str:
     """One sentence on what a script cannot do here, with its line; for its own error the traceback, too.
 
     The line is the innermost one of the script's own files that the exception went through.

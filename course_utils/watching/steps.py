@@ -25,10 +25,11 @@ from ..errors import StepError
 from ..measuring.call_site import calling_place, described
 from ..measuring.copy_to_device import OwnStep
 from ..measuring.cuda_answers import check_device
+from ..measuring.fake_mode import ASK_DEVICE, LIFT, READ_NUMBER
 from ..measuring.optimizers import named_states_of
 from ..measuring.patching import on_this_thread
-from ..measuring.phases import NEW_CONSTANT, PLACEHOLDER, READ_VALUE, PhaseWatch, formatted
-from ..measuring.tracker import ASK_DEVICE, Tracker, has_made_of_others
+from ..measuring.phases import PLACEHOLDER, PhaseWatch, formatted
+from ..measuring.tracker import Tracker, has_made_of_others
 
 # Steps of one optimizer after which another one, that was made and never stepped, is waited for no more
 PATIENCE = 16
@@ -66,7 +67,8 @@ class ScriptWatch(PhaseWatch):
         enter(all_modules.register_module_forward_hook(self._leaves, always_call=True))
         enter(all_optimizers.register_optimizer_step_pre_hook(lambda *_: self._before_update()))
         enter(all_optimizers.register_optimizer_step_post_hook(lambda one, *_: self._after_update(one)))
-        self.tracker._states = self._named_states
+        self.tracker.states = self._named_states
+        # no hook tells of these two: they stay until torch has one
         for owner in (torch.optim.Optimizer, torch.nn.Module):
             enter(on_this_thread(owner, "zero_grad", partial(self._follow_zero_grad, owner.zero_grad)))
         make = torch.optim.Optimizer.__init__
@@ -87,14 +89,14 @@ class ScriptWatch(PhaseWatch):
             self.begin_step(1)
         if id(module) not in self._names:
             self._discover(module)
-        self.tracker._modules.append(self._names[id(module)])
+        self.tracker.modules.append(self._names[id(module)])
         if isinstance(module, _Loss) and self._depth == 0:  # torch's own losses are no part of the model
             self._depth += 1
         else:
             self._enter_module()
 
     def _leaves(self, *_: Any) -> None:
-        self.tracker._modules.pop()
+        self.tracker.modules.pop()
         self._leave_module()
 
     def _discover(self, root: torch.nn.Module) -> None:
@@ -158,7 +160,7 @@ class ScriptWatch(PhaseWatch):
         """Bind the weights of modules that were never called, as of a moving average, and call `finish`."""
         for module in [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]:
             for name, weight in module.named_parameters(recurse=False):
-                if id(weight) not in self._weights and self.tracker._known(weight):
+                if id(weight) not in self._weights and self.tracker.known(weight):
                     self.tracker.bind("parameters", [weight], f"{type(module).__name__}.{name}")
         self.finish(self.ends)
 
@@ -182,9 +184,9 @@ class HostValues(TorchDispatchMode):
         self._fake = torch.empty(0, device="cuda").fake_mode  # pyrefly: ignore [missing-attribute]
         enter = self._stack.enter_context
         enter(all_modules.register_module_parameter_registration_hook(self._without_values))
+        # What torch refuses for fake tensors is answered from known values. Each goes when torch answers.
         enter(on_this_thread(torch.utils, "swap_tensors", partial(self._swap, torch.utils.swap_tensors)))
         enter(on_this_thread(torch.UntypedStorage, "data_ptr", lambda storage: storage._cdata))
-        # What torch refuses for fake tensors is answered from known values. Each goes when torch answers.
         answers: dict[str, Callable[..., Any]] = {
             "numpy": self._as_numbers,
             "__array__": self._as_numbers,
@@ -214,9 +216,9 @@ class HostValues(TorchDispatchMode):
         elif FakeTensor not in types and not (asked.type == "cpu" and _is_huge(args, kwargs)):
             with no_dispatch():
                 return func(*args, **kwargs)
-        if func is READ_VALUE and isinstance(args[0], FakeTensor):
+        if func is READ_NUMBER and isinstance(args[0], FakeTensor):
             return self._number(args[0])
-        if func is not NEW_CONSTANT:
+        if func is not LIFT:
             args, kwargs = tree_map_only(torch.Tensor, self._let_in, (args, kwargs))
         out = func(*args, **kwargs)
         self._follow_values(func, args, kwargs, out)

@@ -12,10 +12,11 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from course_utils.estimating.workspaces import Workspaces
 from course_utils.measurement import Measurement
+from course_utils.measuring.devices import Phases
 from course_utils.measuring.optimizers import named_states_of
 from course_utils.measuring.sharded import ShardTracker, quick_plans, simulated_ranks
 from course_utils.measuring.simulated import cycles_left_alone, simulated_gpu
-from course_utils.measuring.step import Phases, follow, provenance_of
+from course_utils.measuring.step import follow, provenance_of
 
 from .running import measured
 
