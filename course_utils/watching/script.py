@@ -68,7 +68,7 @@ def watch_script(path: str | Path, arguments: Sequence[str] = (), source: str = 
         run(simulated_gpu("auto") if simulated else torch.autograd.set_multithreading_enabled(False))
         capability = CARD.capability if simulated else torch.cuda.get_device_capability()
         tracker = run(Tracker("cuda", workspaces_of(capability)))
-        if simulated:  # HISTORY comes after `answered`, which refuses it
+        if simulated:  # scripts ask if torch has CUDA; HISTORY comes after `answered`, which refuses it
             run(answered(Memory(lambda: tracker.events)))
             run(on_this_thread(torch.backends.cuda, "is_built", lambda: True))
             for owner, name in HISTORY:

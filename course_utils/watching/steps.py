@@ -68,7 +68,7 @@ class ScriptWatch(PhaseWatch):
         enter(all_optimizers.register_optimizer_step_pre_hook(lambda *_: self._before_update()))
         enter(all_optimizers.register_optimizer_step_post_hook(lambda one, *_: self._after_update(one)))
         self.tracker.states = self._named_states
-        # no hook tells of these two: they stay until torch has one
+        # no hook tells of zero_grad, or of a new optimizer: both stay until torch has one
         for owner in (torch.optim.Optimizer, torch.nn.Module):
             enter(on_this_thread(owner, "zero_grad", partial(self._follow_zero_grad, owner.zero_grad)))
         make = torch.optim.Optimizer.__init__
