@@ -84,9 +84,11 @@ def measure(
         if source == "auto":  # COURSE_SOURCE has no recording of one's own step
             chosen = "simulated" if forced_source() == "recorded" else forced_source()
         workspaces = workspaces_on(None if card is None else gpu(card).name)
-        given = (step, model, optimizer, batch)
+        handed_over = (step, model, optimizer, batch)
         with working("getting ready"):
-            return measure_own(*given, source=chosen, steps=steps, attention=attention, workspaces=workspaces)
+            return measure_own(
+                *handed_over, source=chosen, steps=steps, attention=attention, workspaces=workspaces
+            )
     own = {"step": step, "model": model, "optimizer": optimizer, "batch": batch}
     own["attention"] = None if attention == "auto" else attention
     own["card"] = card
