@@ -20,6 +20,7 @@ from ..allocator.counters import Counted, counted
 from ..allocator.replay import can_be_replayed, replay
 from ..breakdown import KINDS, MemoryBreakdown
 from ..estimating import estimate
+from ..measurement import COLUMNS as COLUMNS_OF_ROWS
 from ..measurement import Allocation, Measurement, Row, how_many, row_of
 from ..run import TrainingRun
 from ..units import aligned, format_bytes, format_signed, formatter, html_table, plus_minus
@@ -33,20 +34,7 @@ ON_THE_CPU = (
     " RMSNorm keeps a normalized copy, and AdamW's step counters are in the same memory."
 )
 
-COLUMNS = (
-    "change",
-    "count",
-    "each before",
-    "each after",
-    "of peak",
-    "kind",
-    "module",
-    "operation",
-    "shape",
-    "dtype",
-    "made in",
-    "line",
-)
+COLUMNS = ("change", "count", "each before", "each after", *COLUMNS_OF_ROWS[3:])
 
 SAME = "kind operation shape dtype bytes"
 RUNGS = (

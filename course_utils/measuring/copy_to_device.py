@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._subclasses import fake_tensor
 from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -144,7 +144,7 @@ def carried_over(own: OwnStep, device: str, simulated: bool) -> OwnStep:
     for tensor, stays in _to_carry(own):
         if id(tensor) not in memo:
             memo[id(tensor)] = _stand_in(tensor, "cpu" if stays else device, simulated)
-    with unset_fake_temporarily():
+    with fake_tensor.unset_fake_temporarily():
         model = _copied("model", own.model, memo)
         if not simulated:  # cuDNN copies an LSTM's weights at every call unless they lie in one piece
             for module in model.modules():
@@ -221,12 +221,12 @@ def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 def _stand_in(tensor: torch.Tensor, device: str, simulated: bool) -> torch.Tensor:
     """A leaf tensor like this one on `device`, its gradient too, as `tensor.to(device)` lays it out."""
     if simulated and device == "cpu" and tensor.numel() == 1:  # a count of steps, which the optimizer reads
-        with unset_fake_temporarily():
+        with fake_tensor.unset_fake_temporarily():
             value = tensor.item()
         return torch.tensor(value, dtype=tensor.dtype).view(tensor.shape)
     with torch.no_grad():
         if simulated:
-            with unset_fake_temporarily():
+            with fake_tensor.unset_fake_temporarily():
                 outline = torch.empty_like(tensor.detach(), device="meta")
             made = torch.empty_strided(outline.size(), outline.stride(), dtype=outline.dtype, device=device)
         else:

@@ -3,7 +3,8 @@
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._mode_utils import no_dispatch
 
 ASK_DEVICE = torch.ops.prim.device.default
@@ -53,7 +54,7 @@ class QuickFakeMode(FakeTensorMode):
         if func is LIFT and type(args[0]) is torch.Tensor and args[0].dim() == 0:
             return self._constant(args[0])
         if func in VIEWS and not kwargs and self._is_plain(args[0]):
-            with in_kernel_invocation_manager(self):
+            with fake_tensor.in_kernel_invocation_manager(self):
                 view = func(*args)
             return self._faked(view, args[0].fake_device)
         if func in NAMED_REGIONS:
@@ -62,7 +63,7 @@ class QuickFakeMode(FakeTensorMode):
 
     def _constant(self, number: torch.Tensor) -> FakeTensor:
         """A fake tensor that remembers its one number, made without torch's description of the real one."""
-        with in_kernel_invocation_manager(self):
+        with fake_tensor.in_kernel_invocation_manager(self):
             empty = torch.empty((), dtype=number.dtype, device=META)
         made = self._faked(empty, number.device)
         with no_dispatch():
@@ -81,7 +82,7 @@ class QuickFakeMode(FakeTensorMode):
         dense = known is not None and known.layout is torch.strided
         if not dense or known.is_conj or known.is_neg or self.shape_env:
             return super()._get_output_tensor_from_cache_entry(state, entry, key, *rest)
-        with in_kernel_invocation_manager(self):
+        with fake_tensor.in_kernel_invocation_manager(self):
             empty = torch.empty_strided(
                 known.shape, known.stride, dtype=known.dtype, device=META, requires_grad=known.requires_grad
             )

@@ -67,6 +67,12 @@ FOLLOWED = (
         "a line of code is in backward if this function is among its callers",
         "torch has a documented way to ask",
     ),
+    Inside(
+        "torch._subclasses.fake_tensor:",
+        ("unset_fake_temporarily",),
+        "copies of a model and real values are made outside of a simulation",
+        "it is documented",
+    ),
 )
 """What every tracker needs, on a GPU and the CPU, too."""
 
@@ -76,6 +82,18 @@ SIMULATED = (
         ("_dispatch_impl", "_get_output_tensor_from_cache_entry", "_prep_args_for_hash"),
         "`QuickFakeMode` has shorter keys for its cache, and makes results in fewer calls",
         "torch's own cache is as quick",
+    ),
+    Inside(
+        "torch._subclasses.fake_tensor:",
+        ("in_kernel_invocation_manager",),
+        "`QuickFakeMode` makes results as torch's fake mode does, in fewer calls",
+        "torch's own cache is as quick",
+    ),
+    Inside(
+        "torch.utils._python_dispatch:",
+        ("_get_current_dispatch_mode_stack",),
+        "a simulated GPU within another is refused",
+        "torch has a documented way to ask",
     ),
     Inside(
         "torch._C:",

@@ -17,6 +17,7 @@ CUDA, and backward asks the hooks for no context.
 import contextlib
 import ctypes
 import gc
+import importlib
 import sys
 from collections.abc import Iterator
 from functools import cache, partial
@@ -25,10 +26,9 @@ from typing import Any
 from unittest import mock
 
 import torch
-import torch.cuda.amp.common as amp
 import torch.optim.optimizer as torch_optimizer
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils import _python_dispatch
 
 from ..errors import SimulationUnavailable, StepError
 from .fake_mode import QuickFakeMode
@@ -208,12 +208,13 @@ def simulated_gpu(attention: str, mode: QuickFakeMode | None = None) -> Iterator
 
     Raises SimulationUnavailable.
     """
-    if any(isinstance(one, QuickFakeMode) for one in _get_current_dispatch_mode_stack()):
+    if any(isinstance(one, QuickFakeMode) for one in _python_dispatch._get_current_dispatch_mode_stack()):
         raise StepError("a simulated GPU is already in use here: measure outside of `with on_gpu():`")
     with ONE_AT_A_TIME, contextlib.ExitStack() as stack:
         _enable()
         enter = stack.enter_context
         # `patching` says why each of these is needed, and until when. Their order is free.
+        amp = importlib.import_module("torch.cuda.amp.common")
         enter(on_this_thread(amp, "amp_definitely_not_available", lambda: False))
         enter(on_this_thread(torch.cuda, "is_bf16_supported", lambda *_, **__: True))
         enter(on_this_thread(torch.amp.GradScaler, "_maybe_opt_step", _always_step))

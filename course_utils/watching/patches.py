@@ -1,7 +1,7 @@
 """Replacements for parts of torch that code cannot use on a simulated GPU, or in one process.
 
-They are documented parts of torch, the same in every release, and replaced for all threads: whoever enters
-holds `ONE_AT_A_TIME`. A note tells where figures change.
+They are documented parts of torch, the same in every release, and replaced for all threads: to enter needs
+`ONE_AT_A_TIME`. A note tells where figures change.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from unittest import mock
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._subclasses import fake_tensor
 from torch.utils._pytree import tree_map_only
 
 from ..measuring.cuda_answers import SimulatedEvent, class_of_this_thread
@@ -95,7 +95,7 @@ def _one_process(*_: Any, **__: Any) -> NoReturn:
 
 def _load(load: Any, file: Any, map_location: Any = None, **kwargs: Any) -> Any:
     """`torch.load` with real values on the host; what is asked for on the GPU goes to the simulated one."""
-    with unset_fake_temporarily():
+    with fake_tensor.unset_fake_temporarily():
         found = load(file, map_location="cpu", **kwargs)
     to = map_location if isinstance(map_location, (str, torch.device)) else "cpu"
     return tree_map_only(torch.Tensor, lambda tensor: tensor.to(to), found)
