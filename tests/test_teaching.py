@@ -1,6 +1,7 @@
 """Guesses that are kept, ledgers that add up, and a list of what autograd keeps that fits arithmetic."""
 
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -93,6 +94,29 @@ def test_a_page_is_asked_with_each_click_and_heard_once() -> None:
     assert form.link is None and second.comm is None, "a link that stays would store each key"
     form.told.value = "415"  # sent before the page heard that the link was closed
     assert stored_guesses()["01.peak"].value == 41
+
+
+def test_two_threads_take_turns_so_what_was_stored_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key's message, handled in another thread, reads before the guess is stored and writes after it."""
+    form = Prediction("01.peak", "GB").form()
+    has_read, may_write = Event(), Event()
+    about = Prediction.about
+
+    def slowly(ask: Prediction, text: str) -> Any:
+        said = about(ask, text)
+        if not has_read.is_set():
+            has_read.set()
+            may_write.wait(1)  # what takes turns waits in vain
+        return said
+
+    monkeypatch.setattr(Prediction, "about", slowly)
+    key = Thread(target=setattr, args=(form.field, "value", "134.5"))
+    key.start()
+    assert has_read.wait(60)
+    lock(form, "134.5")
+    may_write.set()
+    key.join()
+    assert "Your guess is locked: <b>134.5 GB</b>" in form.answer.value
 
 
 def test_a_guess_can_be_replaced_until_its_answer_is_shown(home: Path) -> None:

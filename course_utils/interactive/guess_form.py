@@ -2,6 +2,7 @@
 
 from html import escape
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 import ipywidgets
@@ -19,6 +20,10 @@ class GuessForm(ipywidgets.VBox):
     request and the text.
 
     The field and its button are never disabled: else the keyboard would drop out of the cell.
+
+    JupyterLab has a widget's first message handled in the kernel's main thread and later ones in another, so
+    two can be handled at once. They take turns: words from before a guess was stored would else replace those
+    from after.
     """
 
     def __init__(self, ask: Any, text: str = "") -> None:
@@ -28,6 +33,7 @@ class GuessForm(ipywidgets.VBox):
         width_em = max(18, 10 + (len(asked) + len(label)) // 2)
         look = {"layout": {"width": f"{width_em}em"}, "style": {"description_width": "initial"}}
         self.text = text
+        self.turn = RLock()
         self.field = ipywidgets.Text(text, placeholder=asked, description=label, **look)
         self.button = ipywidgets.Button()
         self.answer = ipywidgets.HTML()
@@ -50,15 +56,17 @@ class GuessForm(ipywidgets.VBox):
 
     def ask_page(self, _: object = None) -> None:
         """Ask the page for the text of the field: a new link makes it send that text at once."""
-        self._unlink()  # a page that was closed has not answered
-        self.told.value = NOT_TOLD
-        self.link = ipywidgets.jsdlink((self.field, "value"), (self.told, "value"))
+        with self.turn:
+            self._unlink()  # a page that was closed has not answered
+            self.told.value = NOT_TOLD
+            self.link = ipywidgets.jsdlink((self.field, "value"), (self.told, "value"))
 
     def _page_answers(self, change: Any) -> None:
-        if self.link is None or change.new == NOT_TOLD:
-            return  # the page had not yet heard that the link was closed
-        self._unlink()
-        self.store(change.new)
+        with self.turn:
+            if self.link is None or change.new == NOT_TOLD:
+                return  # the page had not yet heard that the link was closed
+            self._unlink()
+            self.store(change.new)
 
     def _unlink(self) -> None:
         if self.link is not None:
@@ -75,13 +83,14 @@ class GuessForm(ipywidgets.VBox):
 
     def show(self, text: str | None = None, problem: str = "") -> None:
         """Say what is stored, and what is wrong."""
-        if text is not None:
-            self.text = text
-        said = self.ask.about(self.text)
-        self.button.description = said.button
-        problem = problem or said.problem
-        alert = f"<div role='alert'>{escape(problem)}</div>" if problem else ""
-        self.answer.value = said.locked + alert
+        with self.turn:
+            if text is not None:
+                self.text = text
+            said = self.ask.about(self.text)
+            self.button.description = said.button
+            problem = problem or said.problem
+            alert = f"<div role='alert'>{escape(problem)}</div>" if problem else ""
+            self.answer.value = said.locked + alert
 
     def __repr__(self) -> str:
         return repr(self.ask)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from html import escape
 from math import prod
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 import ipywidgets
@@ -58,6 +59,7 @@ class SliderBox(ipywidgets.VBox):
 
     def __init__(self, controls: Mapping[str, Any]) -> None:
         self.controls = controls
+        self.turn = RLock()
         self.picture = ipywidgets.HTML()
         self.message = ""
         self.figure: Figure | None = None
@@ -75,19 +77,21 @@ class SliderBox(ipywidgets.VBox):
     def update(self, change: object = None) -> None:
         """Draws what the controls say, or explains why they are impossible and greys the last picture.
 
-        Words and picture are set in one message: on the page they never contradict each other.
+        Words and picture are set in one message: on the page they never contradict each other. Two threads
+        may ask at once (see `GuessForm`); the last to draw has read what the controls say by then.
         """
-        try:
-            self.figure, self.message = self.redraw()
-            role = "status"
-            look = ""
-            self.drawn = self.inline()
-        except ValueError as error:
-            self.message = f"<b>✗ Not possible:</b> {escape(str(error))}."
-            role = "alert"
-            look = " style='opacity:0.25'"
-        said = f"<div role='{role}' style='line-height:1.6'>{self.message}</div>"
-        self.picture.value = f"{said}<div{look}>{self.drawn}</div>"
+        with self.turn:
+            try:
+                self.figure, self.message = self.redraw()
+                role = "status"
+                look = ""
+                self.drawn = self.inline()
+            except ValueError as error:
+                self.message = f"<b>✗ Not possible:</b> {escape(str(error))}."
+                role = "alert"
+                look = " style='opacity:0.25'"
+            said = f"<div role='{role}' style='line-height:1.6'>{self.message}</div>"
+            self.picture.value = f"{said}<div{look}>{self.drawn}</div>"
 
     def inline(self) -> str:
         """The picture as HTML that follows the page's theme and width."""
