@@ -1,509 +1,600 @@
 """The closed form of a training step's memory: plain arithmetic that a reader follows with a pencil.
 
-Symbols: N parameters, V vocabulary, h hidden size, L blocks, a heads, k width of keys, f width of the MLP, s
-tokens of a sequence, b sequences, t = b·s, D ranks. Bytes per element: c of matrix products, r of the
-residual stream. The peak is the largest of a few moments of the step; all sizes are in bytes. Lesson 05 has
-the activations as a table, lesson 19 the moments.
+Symbols: N parameters, V vocabulary, h hidden size, L blocks, a heads, f width of the MLP, s tokens of a
+sequence, b sequences, t = b·s, D ranks, K blocks under a checkpoint, n pieces of the loss. Bytes per element:
+c of matrix products, r of the residual stream. X = r·t·h is one tensor of the residual stream. The peak is
+the largest of a few moments of the step: run → states → activations → moments → max. All sizes are in bytes.
 
-On one rank, over the frozen runs of GPT-2's and Llama's families, the peak is within 0.01 % of
-the simulated one at the median and 1.1 % at most (`python3 -m course_utils evidence --table accuracy`). On
-several ranks it is within 5 % for deep models and 13 % for models of 2 to 4 blocks, where FSDP2's buffers
-overlap in ways that are left out; of runs that are not in the list, one of 3 blocks on 64 ranks was 34 % too
-high. LoRA, experts, offloading, fp8, unfused GELU and RMSNorm, and tensor parallelism are not covered.
+What a block keeps and what its backward makes is a table in `formula_of_blocks.py`; what ranks share and send
+is in `formula_of_ranks.py`. The allocator's rounding of each tensor to 512 bytes is counted for states alone.
 """
 
-from dataclasses import replace
-from itertools import product
+from collections.abc import Iterator
+from itertools import chain
 from math import prod
+from typing import NamedTuple
 
 from ..breakdown import MemoryBreakdown
-from ..models import block_shapes, parameter_shapes
 from ..run import TrainingRun
+from . import formula_of_blocks as of_blocks
+from . import formula_of_ranks as of_ranks
+from .formula_of_blocks import Bytes, Letters, Row, block, kept, letters, norm
+from .formula_of_ranks import Buffers, buffers, local
+from .states import PIECE_8BIT, Trainable, is_hidden_matrix
 from .workspaces import workspace_bytes
 
-Bytes = dict[str, int]
-"""Bytes by kind of memory."""
+SMALLEST_TO_OFFLOAD = 2**20
+"""Bytes: smaller tensors stay on the GPU, where a copy to the host would be all latency."""
+
+READ_TOGETHER = (("qkv", "q", "k", "v"), ("out",), ("gate", "up"), ("down",))
+"""Matrices that read one input, in the order of the network."""
+
+IN_PLACE = ("sgd", "momentum")
+"""Algorithms whose update needs no tensor besides the gradient and the states."""
+
+
+class Block(NamedTuple):
+    """The rows of a block, the bytes that they keep for backward, and those of autocast's weight copies."""
+
+    rows: list[Row]
+    kept: int
+    copies: int
+
+
+class Step(NamedTuple):
+    """A run with what its moments are made of: letters, a block and the first one, FSDP2's buffers.
+
+    `V` is the vocabulary, or a tensor-parallel rank's part of it. `alone` is the run, or with FSDP2 the one
+    whose backward each rank has: whole gradients, new in each micro-batch.
+    """
+
+    run: TrainingRun
+    alone: TrainingRun
+    x: Letters
+    block: Block
+    first: Block
+    buffers: Buffers
+    V: int
+
+
+class Moment(NamedTuple):
+    """A moment's name and phase, bytes by kind, and what happens at it."""
+
+    name: str
+    phase: str
+    parts: Bytes
+    happens: str = ""
 
 
 def estimate(run: TrainingRun) -> MemoryBreakdown:
-    """Bytes by kind at the peak, the largest of the moments. Raises ValueError for a run not covered."""
-    return max(moments(run).values(), key=lambda moment: moment.total)
+    """Bytes by kind at the peak, the largest of the moments, on rank 0."""
+    return breakdown(max(all_moments(run), key=lambda moment: sum(moment.parts.values())))
 
 
-# States: what persists from step to step
+def moments(run: TrainingRun) -> dict[str, MemoryBreakdown]:
+    """Bytes by kind at the moments of a step at which memory may peak, in order, by name.
 
-
-def states(run: TrainingRun) -> Bytes:
-    """Weights, gradients and optimizer states of rank 0, (w + g + K)·N; K is master weights and moments.
-
-    Rajbhandari et al. 2020 (ZeRO), sections 3.1 and 5: stages 1, 2 and 3 divide K, then g, then w by D. FSDP2
-    shards all three in stages 2 and 3, and its shards are the master weights; ZeRO-1 gives each rank whole
-    tensors.
+    Where a moment is looked at in several ways, the highest has its name.
     """
-    N, D, p = run.model.parameters, run.world_size, run.precision
-    moments = p.state * moment_numbers(run)
-    if run.zero_stage >= 2:
-        shard = (p.master or p.weight) * N // D
-        return {"parameters": shard, "gradients": shard, "optimizer_states": moments // D}
-    share = max(N // D, largest(run)) if run.zero_stage else N
-    K = (p.master * N + moments) * share // N
-    return {"parameters": p.weight * N, "gradients": p.gradient * N, "optimizer_states": K}
+    found: dict[str, MemoryBreakdown] = {}
+    for moment in all_moments(run):
+        new = breakdown(moment)
+        if moment.name not in found or new.total > found[moment.name].total:
+            found[moment.name] = new
+    return found
 
 
-def moment_numbers(run: TrainingRun) -> int:
-    """Numbers that the optimizer keeps: 2N for Adam (Kingma and Ba 2015), N for momentum and Lion (Chen et
-    al. 2023).
+def breakdown(moment: Moment) -> MemoryBreakdown:
+    """A moment as the breakdown that lessons show."""
+    label = f"{moment.name}: {moment.happens}" if moment.happens else moment.name
+    return MemoryBreakdown(moment.parts, moment.phase, label)
 
-    Adafactor keeps the rows and columns of a matrix (Shazeer and Stern 2018), Muon one number for each weight
-    of the blocks' matrices and two for all others (Jordan et al. 2024), 8-bit Adam two bytes for each weight
-    and two fp32 scales for 256 of them (Dettmers et al. 2022).
+
+def all_moments(run: TrainingRun) -> Iterator[Moment]:
+    """The moments in order, each with what was there before."""
+    step = step_of(run)
+    full = persistent(run)
+    during = (forward_moments(step), loss_moments(step), block_moments(step), stem_moments(step, full))
+    for moment in chain(*during):
+        yield moment._replace(parts=plus(before_forward(run, full, moment), moment.parts))
+    for moment in after_backward(run, full):
+        yield moment._replace(parts=plus(full, moment.parts))
+
+
+def plus(start: Bytes, parts: Bytes) -> Bytes:
+    """Bytes by kind of both."""
+    return start | {kind: start.get(kind, 0) + size for kind, size in parts.items()}
+
+
+def step_of(run: TrainingRun) -> Step:
+    """What the moments of `run` are made of."""
+    alone = run
+    if run.zero_stage >= 2:  # the shards are the master weights
+        recipe = "bf16-master" if run.precision.name == "bf16-master-fp32grad" else run.precision
+        alone = run.replace(
+            world_size=1, zero_stage=0, accumulation_steps=1, set_to_none=True, precision=recipe
+        )
+    every = summed(block(alone))
+    first = summed(rows_of_first_block(run, every.rows)) if run.lora_rank else every
+    V = -(-run.model.vocab // run.tensor_parallel)
+    return Step(run, alone, letters(run), every, first, buffers(run), V)
+
+
+def summed(rows: list[Row]) -> Block:
+    """Rows with their sums."""
+    return Block(rows, kept(rows), sum(row.copy for row in rows))
+
+
+# What persists
+
+
+def persistent(run: TrainingRun) -> Bytes:
+    """Bytes by kind between backward and the optimizer's step, when all gradients are there."""
+    found = of_ranks.states(run)
+    found["inputs"] = 2 * 8 * run.micro_batch * run.seq_len  # token ids and targets, int64
+    found["workspaces"] = workspace_bytes(run)
+    found["communication"] = of_ranks.buckets(run, found["gradients"])
+    return found
+
+
+def before_forward(run: TrainingRun, full: Bytes, moment: Moment) -> Bytes:
+    """What is there when the micro-batch that needs most begins: the gradients of those before it included.
+
+    As views of buckets gradients are there twice until the last micro-batch has ended, those that no_sync
+    left besides the buckets too. Of two micro-batches that is until backward reaches their block.
     """
-    N = run.model.parameters
-    match run.optimizer.algorithm:
-        case "sgd":
-            return 0
-        case "momentum" | "lion":
-            return N
-        case "adafactor":
-            return sum(map(sum, parameter_shapes(run.model).values()))
-        case "muon":
-            return 2 * N - run.model.layers * block_matrices(run)
-        case "adam8bit":
-            return (2 * N + 8 * N // 256) // run.precision.state
-    return 2 * N
+    if not run.accumulates:
+        return full | {"gradients": 0}
+    twice = run.bucket_view and run.set_to_none and run.accumulation_steps > 1
+    if twice and (run.accumulation_steps > 2 or moment.name not in ENDS):
+        return full | {"gradients": 2 * full["gradients"]}
+    return full
 
 
-def update_bytes(run: TrainingRun) -> int:
-    """Temporaries of the optimizer step.
+ENDS = ("backward of the first block", "backward of the embedding")
 
-    Fused: none. Foreach: a tensor for each parameter, 4N in fp32. For-loop: two for one parameter at a time.
-    With master weights one parameter at a time, its gradient copied to fp32 first.
+
+# Activations: what forward keeps for backward
+
+
+def activation_bytes(run: TrainingRun) -> int:
+    """Bytes that are kept when forward ends, the loss not yet computed, whatever is recomputed later."""
+    step = step_of(run)
+    return kept_of_blocks(step, run.model.layers) + shared_by_blocks(step) + kept_by_head(step)
+
+
+def block_table(run: TrainingRun) -> Bytes:
+    """The tensors that one block keeps for backward, in bytes by "operation: name", in the order of forward.
+
+    A block that recomputes nothing: the first is its input.
     """
-    p = run.precision
-    D = run.world_size if run.zero_stage else 1
-    elements = largest(run)
-    if run.zero_stage >= 2:  # FSDP2 cuts each parameter, ZeRO-1 none; its shards are the master weights
-        elements //= D
-        if p.master:
-            p = replace(p, weight=p.master, master=0)
-    if run.optimizer.implementation == "foreach" and (run.optimizer.forced or not p.master):
-        elements = max(run.model.parameters // D, elements)
-    tensors = update_tensors(run)
-    upcast = p.master * elements if p.gradient < p.master else 0
-    freed = 0
-    if upcast and run.set_to_none and tensors:
-        freed = upcast * p.gradient // p.master
-    at_once = min(elements, 2**24) if run.optimizer.algorithm == "adam8bit" else elements
-    element = p.master or p.weight
-    new = tensors * element * at_once
-    if run.optimizer.algorithm == "muon":  # X in bf16 twice and two Gram matrices of it (Jordan et al. 2024)
-        h, f = run.model.hidden, run.model.ffn
-        new = max(new, (element + 4) * h * f + 4 * min(h, f) ** 2)
-    return new + upcast - freed
+    return of_blocks.table(block(run.replace(recompute="none")))
 
 
-def update_tensors(run: TrainingRun) -> int:
-    """The number of temporaries, each as large as what is updated at once."""
-    match run.optimizer.algorithm:
-        case "sgd" | "momentum":
-            return 0
-        case "lion" | "adafactor":
-            return 1
-        case "adam8bit":
-            return 3
-    return {"fused": 0, "foreach": 1, "loop": 2}[run.optimizer.implementation]
+def block_bytes(run: TrainingRun) -> int:
+    """Bytes that one block keeps for backward if it recomputes nothing, its input included."""
+    return sum(block_table(run).values())
 
 
-# Activations: what forward keeps for backward, per block
+def input_bytes(run: TrainingRun) -> int:
+    """X = r·t·h, the residual stream before a block: all that full recomputation keeps of it."""
+    return letters(run).X
 
 
-def block(run: TrainingRun) -> int:
-    """One block: in 16 bits s·b·h·(34 + 5·a·s/h) for GPT-2, plus norms' statistics.
+def stem_bytes(run: TrainingRun) -> int:
+    """Bytes kept once, before the blocks and for all of them."""
+    return shared_by_blocks(step_of(run))
 
-    Korthikanti et al. 2022, table 2.
 
-    Two norms keep their inputs; the projection to q, k and v, attention's output and the MLP keep theirs, and
-    under autocast each of their matrices its own 16-bit copy; two dropouts keep a byte per element.
+def head_bytes(run: TrainingRun) -> int:
+    """Bytes that the last norm and the head keep."""
+    return kept_by_head(step_of(run))
+
+
+def loss_bytes(run: TrainingRun) -> int:
+    """Bytes that cross-entropy keeps: the log-softmax of all t·V logits."""
+    whole = step_of(run.replace(loss_chunks=1))
+    return bytes_per_logit(whole.run)[0] * whole.x.t * whole.V
+
+
+def kept_of_blocks(step: Step, count: int) -> int:
+    """Bytes that the first `count` blocks keep: all of it, or the input of every K-th (Chen et al. 2016).
+
+    With "selective" also the results of matrix products; offloaded, what is too small to go.
     """
-    m = run.model
-    t = run.micro_batch * run.seq_len
-    c = run.precision.compute
-    r = residual(run)
-    norms = 2 * t * (r * m.hidden + statistics(run))
-    # Three inputs, which matrices share; autocast casts one for each matrix that reads it.
-    copies = 3
-    if run.precision.autocast:
-        projections = 1 if m.fused_qkv else 3
-        ups = 2 if m.mlp == "swiglu" else 1
-        copies = projections + 1 + ups
-    inputs = copies * c * t * m.hidden
-    masks = 2 * t * m.hidden if m.dropout else 0
-    return norms + inputs + masks + sum(attention(run).values()) + mlp(run)
-
-
-def attention(run: TrainingRun) -> Bytes:
-    """Attention between its projections: q, k, v, and what comes of the scores.
-
-    Fused kernels keep one fp32 logsumexp per row and head (Dao et al. 2022). Eager attention keeps the
-    softmax, the dropout mask and the weights after dropout: 5·a·s²·b in 16 bits (Korthikanti et al. 2022,
-    section 4.1), 7·a·s²·b under autocast, whose softmax is in fp32.
-    """
-    m = run.model
-    t = run.micro_batch * run.seq_len
-    c = run.precision.compute
-    r = residual(run)
-    repeated = run.attention in ("eager", "efficient") or m.repeat_kv  # keys and values, for every query head
-    qkv = c * t * (3 * m.hidden if repeated else m.hidden + 2 * m.kv)
-    if run.attention != "eager":
-        return {"qkv": qkv, "logsumexp": 4 * t * m.heads}
-    softmax = r
-    mask = 1 if m.dropout else 0
-    weights = c if m.dropout or r != c else 0  # as the product with v takes them
-    return {"qkv": qkv, "scores": t * m.heads * run.seq_len * (softmax + mask + weights)}
-
-
-def mlp(run: TrainingRun) -> int:
-    """GELU keeps two tensors of width f, SwiGLU four: its gate before and after SiLU, up, their product."""
-    tensors = 4 if run.model.mlp == "swiglu" else 2
-    return tensors * run.precision.compute * run.micro_batch * run.seq_len * run.model.ffn
-
-
-def all_blocks(run: TrainingRun) -> int:
-    """L blocks, or the input of every K-th (Chen et al. 2016).
-
-    With "selective" also the results of matrix products; with "selective-attention" all but attention's core
-    (Korthikanti et al. 2022, section 5).
-    """
-    m = run.model
-    K = blocks_together(run)
+    K = blocks_together(step.run)
     if K:
-        checkpoints = -(-m.layers // K)
-        return checkpoints * checkpoint_bytes(run) + m.layers * products(run)
-    return m.layers * (block(run) - recomputed_core(run))
+        return -(-count // K) * step.x.X + count * products(step)
+    if step.run.recompute == "offload":
+        sizes = (size for row in step.block.rows for size in row.keeps.values())
+        return count * sum(size for size in sizes if size < SMALLEST_TO_OFFLOAD)
+    return (count - 1) * step.block.kept + step.first.kept if count else 0
 
 
 def blocks_together(run: TrainingRun) -> int:
     """K, the blocks under one checkpoint; 0 if none is recomputed as a whole."""
-    if run.recompute == "selective":
-        return 1
-    return run.blocks_per_checkpoint
+    return 1 if run.recompute == "selective" else run.blocks_per_checkpoint
 
 
-def products(run: TrainingRun) -> int:
-    """Bytes that "selective" keeps of a block beyond its input: results of matrix products and attention."""
+def products(step: Step) -> int:
+    """Bytes of a block's matrix products and attention, which "selective" keeps beside the block's input."""
+    run, x = step.run, step.x
     if run.recompute != "selective":
         return 0
     m = run.model
-    t = run.micro_batch * run.seq_len
-    c = run.precision.compute
-    wide = (2 if m.mlp == "swiglu" else 1) * m.ffn
-    scores = c * t * m.heads * run.seq_len if run.attention == "eager" else 4 * t * m.heads
-    return c * t * (4 * m.hidden + 2 * m.kv + wide) + scores
+    pairs = x.t * (m.experts_per_token or 1)
+    core = x.c * x.t * x.a * run.seq_len if run.attention == "eager" else 4 * x.t * x.a
+    wide = x.c * pairs * x.f * (2 if m.mlp == "swiglu" else 1)
+    outputs = x.Q + x.H + x.c * pairs * x.h  # of attention, its matrix, and the MLP
+    router = x.c * x.t * m.experts
+    lora = x.c * x.t * sum(rows for rows, _ in of_ranks.factors(run).values())
+    return x.Q + 2 * x.K + core + wide + outputs + router + lora
 
 
-def recomputed_core(run: TrainingRun) -> int:
-    """Bytes that "selective-attention" does not keep of a block.
+def rows_of_first_block(run: TrainingRun, rows: list[Row]) -> list[Row]:
+    """LoRA's rows of the first block: those from the first matrix that it adapts on.
 
-    That is attention without q, k and v as projected.
+    Before it nothing is trained, so nothing is kept, nor do gradients go back through matrices that read the
+    same input.
     """
-    if run.recompute != "selective-attention":
-        return 0
-    kept = run.precision.compute * run.micro_batch * run.seq_len * (run.model.hidden + 2 * run.model.kv)
-    return sum(attention(run).values()) - kept
+    together = next(names for names in READ_TOGETHER if set(names) & set(run.lora_targets))
+    factors = tuple(f"{name}, {factor}" for name in run.lora_targets for factor in ("A", "B"))
+    begin = next(number for number, row in enumerate(rows) if row.name.startswith(factors))
+    return [row for row in rows[begin:] if row.name.split(",")[0] not in together or row.name in factors]
 
 
-def outside_blocks(run: TrainingRun) -> int:
-    """The embedding's dropout mask, inputs of the last norm and of the head, and what all blocks share."""
-    m = run.model
+def shared_by_blocks(step: Step) -> int:
+    """Kept once: positions' angles or indices, eager attention's mask, the embedding's dropout mask."""
+    run, x = step.run, step.x
     s = run.seq_len
-    t = run.micro_batch * run.seq_len
-    c = run.precision.compute
-    positions = 2 * c * s * m.head_size if m.positions == "rotary" else 8 * s
-    mask = s * s if run.attention == "eager" else 0
-    dropout = t * m.hidden if m.dropout else 0
-    return dropout + t * ((residual(run) + c) * m.hidden + statistics(run)) + positions + mask
+    trained = not run.lora_rank
+    shared = s * s if run.attention == "eager" else 0
+    if run.model.positions == "rotary":
+        shared += 2 * x.c * s * run.model.head_size
+    if run.model.positions == "learned" and trained:
+        shared += 8 * s
+    if run.model.dropout and trained:
+        shared += x.u * x.h
+    return shared
 
 
-def residual(run: TrainingRun) -> int:
-    """r, bytes per element of the residual stream: fp32 under autocast."""
-    return 4 if run.precision.autocast else run.precision.compute
+def kept_by_head(step: Step) -> int:
+    """The last norm's input and the head's, which a frozen head does not need; a loss in pieces holds it."""
+    run, x = step.run, step.x
+    last = kept(norm(run, x, "final norm"))
+    if run.loss_chunks > 1:
+        return last + x.N
+    return last if run.lora_rank else last + x.H
 
 
-def statistics(run: TrainingRun) -> int:
-    """Bytes per token of a norm's fp32 statistics: mean and deviation, or RMSNorm's one number."""
-    return 8 if run.model.norm == "layernorm" else 4
-
-
-def weight_copies(run: TrainingRun) -> tuple[int, int]:
-    """Bytes of autocast's 16-bit copies until backward: of one block's matrices, and of the head."""
-    c = run.precision.compute if run.precision.autocast else 0
-    return c * block_matrices(run), c * run.model.vocab * run.model.hidden
+def copies_of_blocks(step: Step, count: int) -> int:
+    """Bytes of autocast's 16-bit copies of the weights of the first `count` blocks."""
+    return (count - 1) * step.block.copies + step.first.copies if count else 0
 
 
 # The moments of a step
 
 
-def moments(run: TrainingRun) -> dict[str, MemoryBreakdown]:
-    """Bytes by kind at the moments at which memory may peak, by name.
-
-    Raises ValueError for a run not covered.
-    """
-    check(run)
-    full = states(run) | {"inputs": 16 * run.micro_batch * run.seq_len, "workspaces": workspace_bytes(run)}
-    if run.world_size > 1 and run.zero_stage < 2 and not run.bucket_view:
-        # DistributedDataParallel's buckets
-        full["communication"] = run.precision.gradient * run.model.parameters
-    # gradients of the micro-batch before, or the buckets that hold them
-    there = run.accumulates or run.bucket_view
-    start = full if there else full | {"gradients": 0}
+def forward_moments(step: Step) -> Iterator[Moment]:
+    """Forward's end, and what may be higher before it: frozen matrices made 16-bit, and FSDP2's gathering."""
+    run, x = step.run, step.x
+    L = run.model.layers
+    copied = all_copies(step)
+    kept_by_all = kept_of_blocks(step, L) + shared_by_blocks(step)
+    if run.frozen_bits in (4, 8):  # the last matrix, by an index from 4 bits; four variables hold the stream
+        dense = x.c * x.f * x.h * (2 if run.frozen_bits == 4 else 1)
+        parts = {"weight_copies": copied, "activations": kept_by_all, "temporaries": dense + 4 * x.X + x.F}
+        yield Moment("forward", "forward", parts, "down, made 16-bit")
     if run.zero_stage >= 2:
-        return sharded_moments(run, start, full)
-    during = [*loss_moments(run), *block_moments(run, there)]
-    found = {name: plus(name, start, parts) for name, parts in during}
-    after = {"backward of the embedding": embedding_backward(run), "optimizer step": update_bytes(run)}
-    for name, size in after.items():
-        found[name] = plus(name, full, {"temporaries": size})
-    return found
+        yield Moment("forward", "forward", {"communication": step.buffers.in_stem}, "embedding")
+        held = copied - step.block.copies if copied and L > 1 else 0
+        parts = {"weight_copies": held, "activations": kept_of_blocks(step, L - 1) + x.X}
+        parts["communication"] = step.buffers.in_forward
+        yield Moment("forward", "forward", parts, "gathering")
+    is_whole = run.loss_chunks == 1
+    yield Moment("end of forward", "forward", {
+        "weight_copies": copied + (head_copy(step) if is_whole else 0),
+        "activations": kept_by_all + kept_by_head(step),
+        "communication": step.buffers.at_head,
+        "temporaries": x.c * x.t * step.V if is_whole else 0,
+    })  # fmt: skip
 
 
-def loss_moments(run: TrainingRun) -> list[tuple[str, Bytes]]:
-    """The t·V logits: c bytes each, and as much for their log-softmax.
+def all_copies(step: Step) -> int:
+    """Bytes of all blocks' 16-bit copies, which autocast holds until the loss if weights are trained."""
+    if step.run.lora_rank and blocks_together(step.run):
+        return 0
+    return copies_of_blocks(step, step.run.model.layers)
 
-    Under autocast it has 4 more for its fp32 copy. In backward come gradients, of twice the loss's type.
-    Upcast logits are copied to 4 bytes each and their log-softmax is of 4, too. A loss in n chunks has t·V/n
-    at a time, and sums the head's gradient.
+
+def head_copy(step: Step) -> int:
+    """Bytes of autocast's 16-bit copy of the head's weights; frozen ones may be 16-bit themselves."""
+    return step.x.c * step.V * step.x.h if step.x.r != step.x.c else 0
+
+
+def loss_moments(step: Step) -> Iterator[Moment]:
+    """The t·V logits, or a piece of t·V/n: their log-softmax, and in backward their gradients.
+
+    The head's gradient is V·h; a loss in pieces adds up that of all pieces, and the gradient of their input.
     """
-    m = run.model
-    t = run.micro_batch * run.seq_len
+    run, x = step.run, step.x
     n = run.loss_chunks
-    c = run.precision.compute
-    logits = t * m.vocab // n
-    Vh = m.vocab * m.hidden
-    autocast = bool(run.precision.autocast)
-    block_copies, head_copy = weight_copies(run)
-    all_copies = m.layers * block_copies
-    held = 0 if blocks_together(run) else all_copies  # recomputed blocks cast their weights again
-    kept = all_blocks(run) + outside_blocks(run)
+    logits = -(-x.t // n) * step.V
     softmax, read, gradients = (size * logits for size in bytes_per_logit(run))
-    if n > 1:
-        gradients += c * Vh
-    loss = {"weight_copies": all_copies + head_copy, "activations": kept + softmax, "temporaries": read}
-    head = {"weight_copies": held + head_copy, "activations": kept}
-    found = [
-        ("loss", loss),
-        ("backward of the loss", head | {"activations": kept + softmax, "temporaries": gradients}),
-    ]
-    if n > 1:
-        summed = 2 * c * Vh + c * logits if autocast else 3 * c * Vh
-        return [*found, ("backward of the head", head | {"temporaries": summed})]
-    found.append(("backward of the head", head | {"temporaries": c * (t * m.hidden + logits + Vh)}))
-    if autocast:
-        cast = {"weight_copies": held, "activations": kept, "temporaries": c * t * m.hidden + (c + 4) * Vh}
-        found.append(("head's gradient in fp32", cast))
-    return found
+    Vh = 0 if run.lora_rank else step.V * x.h
+    before = kept_of_blocks(step, run.model.layers) + shared_by_blocks(step) + kept_by_head(step)
+    copied = head_copy(step)
+    held = 0 if blocks_together(run) else copies_of_blocks(step, run.model.layers)
+    start = {"activations": before, "weight_copies": held + copied, "communication": step.buffers.at_head}
+
+    loss = {"activations": before + softmax, "weight_copies": all_copies(step) + copied, "temporaries": read}
+    yield Moment("loss", "loss", start | loss)
+    name = "backward of the loss"
+    backward = {"activations": before + softmax, "temporaries": gradients}
+    if n == 1:
+        yield Moment("after loss", "loss", start | {"activations": before + softmax})
+        yield Moment(name, "backward", start | backward)
+        yield from head_moments(step, start | {"communication": step.buffers.at_head_backward}, logits, Vh)
+        return
+    yield Moment("after loss", "loss", start | {"weight_copies": held})
+    others = x.N * (n - 1) // n
+    added = {"gradients": 0, "temporaries": gradients + others + x.c * Vh}
+    is_final = not step.alone.accumulates and not run.model.tied and run.precision.gradient == x.c
+    if is_final:  # the sum is the head's gradient itself
+        added = {"gradients": x.c * Vh, "temporaries": gradients + others}
+    yield Moment(name, "backward", start | backward | added)
+    added["temporaries"] += (x.c * logits if run.precision.autocast else 2 * x.c * Vh) - gradients
+    if run.precision.autocast:
+        added["temporaries"] += x.c * Vh
+    yield Moment(name, "backward", start | added, "sum of the head's gradients")
 
 
 def bytes_per_logit(run: TrainingRun) -> tuple[int, int, int]:
-    """Bytes per logit of the log-softmax, of what the loss reads, and of the gradients in backward."""
+    """Bytes per logit of the log-softmax, of what the loss reads, and of the gradients in backward.
+
+    These are c, c and 2c. Under autocast the log-softmax has a copy in fp32. Upcast logits are of 4 bytes; a
+    piece's own are freed once copied, whole ones stay until the loss is done.
+    """
     c = run.precision.compute
     if run.model.logits == "fp32" and c == 2:
-        # An upcast piece's own logits are freed once it is copied; whole ones stay until the loss is done.
-        read = 4 + c if run.loss_chunks == 1 else 4
-        return 4, read, 8
+        return 4, 4 + (c if run.loss_chunks == 1 else 0), 8
     if run.precision.autocast:
         return c + 4, c, 4
     return c, c, 2 * c
 
 
-def block_moments(run: TrainingRun, there: bool) -> list[tuple[str, Bytes]]:
-    """Backward of the last block and of the first, each within the MLP and within attention.
+def head_moments(step: Step, start: Bytes, logits: int, Vh: int) -> Iterator[Moment]:
+    """Backward of the whole head: gradients of its input and its matrix, which autocast casts to fp32."""
+    x, autocast = step.x, step.run.precision.autocast
+    name = "backward of the head"
+    yield Moment(name, "backward", start | {"temporaries": x.H + x.c * (logits + Vh)})
+    if autocast and Vh:
+        held = start["weight_copies"] - head_copy(step)
+        cast = {"weight_copies": held, "temporaries": x.H + (x.c + 4) * Vh}
+        yield Moment(name, "backward", start | cast, "its gradient cast")
 
-    In the last all activations are kept, in the first nearly all gradients are there. A recomputed block
-    keeps everything during its own backward.
+
+def block_moments(step: Step) -> Iterator[Moment]:
+    """Backward of the blocks at which memory may be highest: the ends of the first and last checkpoint.
+
+    In the last block all activations are kept, in the first nearly all gradients are there. A recomputed
+    block keeps everything during its own backward.
     """
-    m = run.model
-    p = run.precision
+    run, x = step.run, step.x
     K = blocks_together(run)
-    block_copies = weight_copies(run)[0]
-    own = block_weights(run)
-    Vh = m.vocab * m.hidden
-    checkpoint = checkpoint_bytes(run)
-    waiting = p.compute * Vh if there and m.tied and not p.autocast else 0  # the head's, for the embedding's
-    tops = {"MLP": mlp_backward(run, there), "attention": attention_backward(run, there)}
-    # Of the products kept, those that backward needs count in `block`; the outputs of attention and of the
-    # MLP do not.
-    found_again = max(0, products(run) - 2 * p.compute * run.micro_batch * run.seq_len * m.hidden)
-    found = []
-    for (which, together, kept, copies, done), (part, top) in product(ends_of_backward(run), tops.items()):
-        for left in {together, 1}:  # of the blocks under this checkpoint
-            name = f"backward of the {which} block, {part}"
-            if together > 1:
-                name += f", {left} of {together} recomputed blocks left"
-            again = left * block(run) - checkpoint - found_again if K else 0
-            sizes = {
-                "weight_copies": left * block_copies if K else copies,
-                "gradients": 0 if there else p.gradient * (Vh + done + (together - left) * own),
-                "activations": kept + again,
-                "temporaries": top + waiting,
-            }
-            found.append((name, sizes))
-    return found
+    shared = shared_by_blocks(step)
+    for index in ends_of_backward(run):
+        left = index % K + 1 if K else 0  # blocks of this checkpoint that are there again
+        held = copies_of_blocks(step, index + 1)
+        start = {
+            "weight_copies": held - copies_of_blocks(step, index + 1 - left) if K else held,
+            "gradients": gradients_before(step, index),
+            "activations": kept_of_blocks(step, index + 1) + again(step, index, left) + shared,
+            "communication": step.buffers.in_block(index),
+            "temporaries": waiting(step),
+        }
+        top = highest(step, step.block.rows if index else step.first.rows, start)
+        yield top._replace(name=name_of(run, index))
+        if run.zero_stage >= 2:
+            whole = start["gradients"] + step.buffers.block.most
+            parts = {"activations": kept_of_blocks(step, index), "communication": step.buffers.at_sum(index)}
+            parts |= {"gradients": whole, "temporaries": start["temporaries"] + x.X}
+            yield Moment(name_of(run, index), "backward", parts, "reduce-scatter")
 
 
-def checkpoint_bytes(run: TrainingRun) -> int:
-    """One input of a block, r·t·h."""
-    return residual(run) * run.micro_batch * run.seq_len * run.model.hidden
-
-
-def ends_of_backward(run: TrainingRun) -> tuple[tuple[str, int, int, int, int], ...]:
-    """The last block and the first, with what is there when their backward begins.
-
-    Of each: its name, the blocks under its checkpoint, bytes kept, bytes of weight copies, and weights whose
-    gradients have arrived.
-    """
-    K = blocks_together(run)
+def ends_of_backward(run: TrainingRun) -> list[int]:
+    """The blocks to look at, counted from the first: between them memory runs along straight lines."""
     L = run.model.layers
-    copies = weight_copies(run)[0]
-    kept = all_blocks(run)
-    if K:
-        last = (L - 1) % K + 1
-        first = min(K, L)
-        kept_by_first = checkpoint_bytes(run) + products(run)
-    else:
-        last = 1
-        first = 1
-        kept_by_first = kept // L
-    done = (L - first) * block_weights(run)
-    return ("last", last, kept, L * copies, 0), ("first", first, kept_by_first, copies, done)
+    K = blocks_together(run) or 1
+    ends = {L - 1, (L - 1) // K * K, min(K, L) - 1, 0}
+    if run.zero_stage >= 2:  # whose neighbours have other buffers
+        ends |= {max(L - 2, 0), min(1, L - 1)}
+    return sorted(ends, reverse=True)
 
 
-def mlp_backward(run: TrainingRun, there: bool) -> int:
-    """Added when backward has passed the MLP's last matrix.
+def name_of(run: TrainingRun, index: int) -> str:
+    """The name of a block's backward; blocks under one checkpoint share theirs."""
+    K = blocks_together(run) or 1
+    if index // K == (run.model.layers - 1) // K:
+        return "backward of the last block"
+    return "backward of the first block" if index < K else "backward of the middle block"
 
-    These are the gradients of the residual stream, of the wide tensor (for SwiGLU of both its factors, when
-    their product is gone) and of the matrix.
+
+def again(step: Step, index: int, left: int) -> int:
+    """Bytes that a recomputed block keeps again, besides its checkpoint, and those left of its neighbours.
+
+    Products that were kept take their places, the others go.
     """
-    m = run.model
-    t = run.micro_batch * run.seq_len
-    c = run.precision.compute
-    wide = c * t * m.ffn
-    matrix = m.hidden * m.ffn
-    narrow = c * t * m.hidden if m.dropout or run.precision.autocast else 0
-    down = narrow + wide + c * matrix
-    factors = 0
-    if m.mlp == "swiglu":
-        arrived = 0 if there else run.precision.gradient * matrix
-        factors = 2 * wide + arrived
-    return residual(run) * t * m.hidden + max(down, factors)
+    if not left:
+        return 0
+    x = step.x
+    found = left * step.block.kept - products(step)
+    if index - left < 0:
+        found += step.first.kept - step.block.kept
+    is_input = step.block.rows[0].keeps.get("input") == x.X and x.n == x.r
+    return found - x.X if is_input else found
 
 
-def attention_backward(run: TrainingRun, there: bool) -> int:
-    """The same within attention.
-
-    Softmax's backward has its output, two gradients and a product, all in its type: the MLP's activations are
-    gone, the gradients of its matrices and of attention's output have arrived.
-    """
-    m = run.model
-    t = run.micro_batch * run.seq_len
-    c = run.precision.compute
-    r = residual(run)
-    gone = mlp(run) + t * ((r + c) * m.hidden + statistics(run) + (m.hidden if m.dropout else 0))
-    matrices = (3 if m.mlp == "swiglu" else 2) * m.hidden * m.ffn + m.hidden**2
-    arrived = 0 if there else run.precision.gradient * matrices
-    core = attention(run)
-    added = r * t * m.hidden + recomputed_core(run) + arrived - gone
-    if run.attention != "eager":
-        return added + core["qkv"]
-    scores = t * m.heads * run.seq_len
-    given = c if run.precision.autocast == "float16" else r  # fp16 is not cast back
-    return added + max(c * scores, (3 * r + given) * scores - core["scores"])
-
-
-def embedding_backward(run: TrainingRun) -> int:
-    """The embedding's gradient is dense.
-
-    A tied one meets the head's, in a third tensor unless autocast cast that.
-    """
-    m, p = run.model, run.precision
-    tensors = 0
-    if m.tied:
-        tensors += 1
+def gradients_before(step: Step, index: int) -> int:
+    """Bytes of new gradients when backward of a block begins: of the head, and of all blocks after it."""
+    run = step.run
+    if run.lora_rank:
+        return 0
+    done = run.model.layers - 1 - index
+    if run.zero_stage >= 2:
+        shares = 0 if run.accumulates else done * step.buffers.block.share
+        return run.precision.weight * step.V * step.x.h + shares
     if run.accumulates:
-        tensors += 1
-    if m.tied and not p.autocast and run.loss_chunks == 1:
-        tensors += 1
-    size = tensors * p.weight
-    if p.gradient > p.weight and not run.accumulates:  # into the fp32 gradient, which counts already
-        size = max(size + p.weight - p.gradient, p.weight)
-    return size * m.vocab * m.hidden + checkpoint_bytes(run)
+        return 0
+    of_block = sum(map(prod, local(run).block.values()))
+    return run.precision.gradient * (step.V * step.x.h + done * of_block)
 
 
-def sharded_moments(run: TrainingRun, start: Bytes, full: Bytes) -> dict[str, MemoryBreakdown]:
-    """The moments with FSDP2's whole weights and gradients.
+def waiting(step: Step) -> int:
+    """Bytes of the head's gradient while it waits for the embedding's, to which it is tied."""
+    run = step.run
+    waits = run.accumulates and run.zero_stage < 2 and run.model.tied and not run.lora_rank
+    return step.x.r * step.V * step.x.h if waits else 0
 
-    Weights outside the blocks are whole all the time; of the blocks, the one that runs and the next (stage 2:
-    all). Whole gradients are summed in the shards' type, then scattered (Zhao et al. 2023).
+
+def highest(step: Step, rows: list[Row], start: Bytes) -> Moment:
+    """The highest point of a block's backward, which visits its rows from the last to the first.
+
+    What comes to the block is one gradient of the residual stream.
     """
-    m = run.model
-    p = run.precision
-    own = block_weights(run)
-    stage_2 = run.zero_stage == 2
-    stored = p.master or p.weight
-    outer = m.parameters - m.layers * own
-    whole = p.weight * (m.parameters if stage_2 else outer)
-    found = {name: plus(name, start, parts | {"communication": whole}) for name, parts in loss_moments(run)}
-    for name, parts in block_moments(run, True):
-        arrived = p.weight * (m.vocab * m.hidden + own)
-        if "last" in name:
-            there = start
-            gathered = whole if stage_2 else whole + 2 * p.weight * own
-        else:
-            there = full
-            gathered = p.weight * (outer + own)
-            arrived -= stored * outer // run.world_size  # shards that `full` has, but that come only later
-        parts |= {"communication": gathered + stored * own, "gradients": arrived}
-        found[name] = plus(name, there, parts)
-    stem = {"communication": whole + p.weight * own if stage_2 else 2 * p.weight * (outer + own)}
-    scattered = {"communication": stored * outer, "gradients": p.weight * (outer + own)}
-    update = {"temporaries": update_bytes(run)}
-    found["stem"] = plus("stem", start, stem)
-    found["backward of the embedding"] = plus("backward of the embedding", full, scattered)
-    found["optimizer step"] = plus("optimizer step", full, update)
-    return found
+    run = step.alone
+    offloads = run.recompute == "offload"
+    new = not run.accumulates
+    now = sum(start.values())
+    copied, kept_now, arrived, flow = 0, 0, 0, step.x.X  # what has changed since the start
+    top, best, where = 0, start, ""
+    for row in reversed(rows):
+        own = run.precision.gradient * row.weights
+        sizes = row.keeps.values()
+        back = 0
+        if offloads:  # a row's own tensors come back for as long as its backward runs
+            back = sum(size for size in (*sizes, row.reads) if size >= SMALLEST_TO_OFFLOAD)
+            sizes = [size for size in sizes if size < SMALLEST_TO_OFFLOAD]
+        changes = {
+            "weight_copies": copied,
+            "activations": kept_now + back,
+            "gradients": arrived + (own if new else 0),
+            "temporaries": flow + row.makes + (0 if new else own),
+        }
+        if not row.stands_for_many and now + sum(changes.values()) > top:
+            top = now + sum(changes.values())
+            best = start | {kind: start[kind] + size for kind, size in changes.items()}
+            where = row.name
+        copied -= row.copy
+        kept_now -= sum(sizes)
+        arrived += own if new else 0
+        flow = row.left
+    return Moment("", "backward", best, where)
 
 
-def plus(name: str, start: Bytes, parts: Bytes) -> MemoryBreakdown:
-    """A moment: what was there, and what it adds."""
-    phase = next((phase for phase in ("backward", "optimizer", "loss") if phase in name), "backward")
-    total = {kind: start.get(kind, 0) + parts.get(kind, 0) for kind in start | parts}
-    return MemoryBreakdown(total, phase, name)
+def stem_moments(step: Step, full: Bytes) -> Iterator[Moment]:
+    """Backward of the embedding, whose gradient is dense: r·V·h.
+
+    A tied one meets the head's. Both are there with the gradient of what the embedding gave, then their sum
+    in a third tensor, unless autocast cast the head's. A gradient of another type is a copy.
+    """
+    run, x = step.run, step.x
+    if run.lora_rank:
+        return
+    name = "backward of the embedding"
+    tied = int(run.model.tied)
+    third = int(run.model.tied and not run.precision.autocast and run.loss_chunks == 1)
+    Vh = step.V * x.h
+    g = step.alone.precision.gradient
+    size = max((1 + tied) * x.r * Vh + x.X, (1 + tied + third) * x.r * Vh)
+    if run.zero_stage >= 2:
+        outer, block = step.buffers.outer, step.buffers.block
+        shares = 0 if run.accumulates else run.model.layers * block.share
+        parts = {"gradients": shares + outer.gradients, "temporaries": size - x.r * Vh}
+        yield Moment(name, "backward", parts | {"communication": outer.whole + block.summed})
+        parts = {"gradients": shares + outer.most, "communication": outer.summed}
+        yield Moment(name, "backward", parts, "reduce-scatter")
+    elif run.accumulates:
+        yield Moment(name, "backward", {"temporaries": size})
+    else:
+        if g != x.r:
+            size = max(size, (x.r + g) * Vh)
+        yield Moment(name, "backward", {"gradients": full["gradients"], "temporaries": size - g * Vh})
 
 
-def largest(run: TrainingRun) -> int:
-    """Weights of the largest parameter."""
-    return max(map(prod, parameter_shapes(run.model).values()))
+# After backward
 
 
-def block_weights(run: TrainingRun) -> int:
-    """Weights of one block."""
-    return sum(map(prod, block_shapes(run.model).values()))
+def after_backward(run: TrainingRun, full: Bytes) -> Iterator[Moment]:
+    """Clipping, with a norm for each gradient, the optimizer's step, and what is left at the end."""
+    if run.clip_grad_norm is not None:
+        yield Moment("clipping", "clip", {"temporaries": 512 * local(run).tensors})
+    yield Moment("optimizer step", "optimizer", update(run))
+    goes = run.set_to_none and not run.bucket_view
+    yield Moment("end of step", "zero_grad", {"gradients": -full["gradients"] if goes else 0})
 
 
-def block_matrices(run: TrainingRun) -> int:
-    """Weights of one block's matrices."""
-    return sum(prod(shape) for shape in block_shapes(run.model).values() if len(shape) == 2)
+def update(run: TrainingRun) -> Bytes:
+    """Temporaries of the optimizer's step, less the gradients that it has freed by then.
+
+    Fused: none. Foreach: a tensor for each parameter, 4N in fp32. Otherwise one parameter after another: with
+    master weights its gradient goes to fp32 first, and the 16-bit one is freed.
+    """
+    p = of_ranks.stored(run)
+    if p.name == "fp8":  # nothing here computes in fp8
+        return {}
+    trained = of_ranks.stepped(run)
+    element = p.master or p.weight
+    upcasts = p.gradient < p.master
+    frees = upcasts and run.set_to_none and not run.bucket_view
+    optimizer = run.optimizer
+    at_once = optimizer.implementation == "foreach" and (optimizer.forced or not p.master)
+    if at_once and optimizer.algorithm not in IN_PLACE:
+        gone = p.gradient * trained.parameters if frees else 0
+        added = (2 if upcasts else 1) * element * trained.parameters
+        return {"temporaries": added, "gradients": -gone}
+    best: Bytes = {}
+    gone, before = 0, 0
+    for name, shape in in_order(trained):
+        size = prod(shape)
+        upcast = p.master * size if upcasts else 0
+        now = {"temporaries": upcast, "gradients": -gone}
+        gone += p.gradient * size if frees else 0
+        then = {"temporaries": upcast + before + one_update(run, name, shape, element), "gradients": -gone}
+        best = max(best, now, then, key=lambda parts: sum(parts.values()))
+        if optimizer.implementation == "loop" and optimizer.algorithm in STAYS and not p.master:
+            before = element * size
+    return best
 
 
-def check(run: TrainingRun) -> None:
-    """Raise ValueError for a run that the closed form does not cover."""
-    outside = {
-        "LoRA": run.lora_rank,
-        "a mixture of experts": run.model.experts,
-        "GELU or RMSNorm in single operations": run.model.unfused,
-        "offloading": run.recompute == "offload",
-        "fp8": run.precision.name == "fp8",
-        "tensor parallelism": run.tensor_parallel > 1,
-    }
-    for choice, chosen in outside.items():
-        if chosen:
-            raise ValueError(f"the closed form does not cover {choice}: leave out method='formula'")
+STAYS = ("adam", "adamw", "adafactor")
+"""Algorithms whose loop frees a parameter's last tensor only when the next one's is there."""
+
+
+def in_order(trained: Trainable) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The names and shapes of the parameters in the order of the step; two blocks stand for all."""
+    yield from trained.before.items()
+    for _ in range(min(2, trained.layers)):
+        yield from trained.block.items()
+    yield from trained.after.items()
+
+
+def one_update(run: TrainingRun, name: str, shape: tuple[int, ...], element: int) -> int:
+    """Bytes that the update of one parameter adds at its highest point.
+
+    Adam's for-loop has two tensors, foreach one, fused none. Muon orthogonalizes X in bf16, which is there
+    twice, with two products X·Xᵀ (Jordan et al. 2024).
+    """
+    size = element * prod(shape)
+    match run.optimizer.algorithm:
+        case "sgd" | "momentum":
+            return 0
+        case "lion" | "adafactor":
+            return size
+        case "adam8bit":  # both moments of a piece in fp32, and one tensor more
+            return 3 * 4 * min(prod(shape), PIECE_8BIT)
+        case "muon" if is_hidden_matrix(name, shape):
+            return size + 4 * prod(shape) + 4 * min(shape) ** 2
+        case "muon":
+            return 2 * size
+    return {"fused": 0, "foreach": 1, "loop": 2}[run.optimizer.implementation] * size

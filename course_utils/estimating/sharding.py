@@ -173,8 +173,7 @@ def ddp_communication(run: TrainingRun) -> int:
     return 0 if run.bucket_view else sum(bucket_sizes(run))
 
 
-@lru_cache(maxsize=256, typed=True)
-def zero_1_shares(model: TransformerConfig, ranks: int) -> Sequence[Mapping[str, Shape]]:
+def zero_1_shares(shapes: Mapping[str, Shape], ranks: int) -> Sequence[Mapping[str, Shape]]:
     """Parameters that each rank's optimizer steps: the largest first, each to the rank that has least so far.
 
     torch's ZeroRedundancyOptimizer shares out whole tensors, so the shares are not even.
@@ -183,7 +182,7 @@ def zero_1_shares(model: TransformerConfig, ranks: int) -> Sequence[Mapping[str,
     shares: list[dict[str, Shape]] = [{} for _ in range(ranks)]
     filled = [(0, rank) for rank in range(ranks)]  # the rank with least comes first, of equals the lowest
     heapify(filled)
-    for name, shape in sorted(parameter_shapes(model).items(), key=lambda item: -prod(item[1])):
+    for name, shape in sorted(shapes.items(), key=lambda item: -prod(item[1])):
         elements, rank = filled[0]
         shares[rank][name] = shape
         heapreplace(filled, (elements + prod(shape), rank))
@@ -194,7 +193,7 @@ def zero_1_shares(model: TransformerConfig, ranks: int) -> Sequence[Mapping[str,
 def _zero_1_optimizer_bytes(
     model: TransformerConfig, ranks: int, precision: Precision, optimizer: Optimizer
 ) -> int:
-    return states_of(precision, optimizer, zero_1_shares(model, ranks)[0])
+    return states_of(precision, optimizer, zero_1_shares(parameter_shapes(model), ranks)[0])
 
 
 # FSDP2

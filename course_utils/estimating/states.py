@@ -168,16 +168,18 @@ def _state_bytes(
 
 
 def states_of(precision: Precision, optimizer: Optimizer, shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """Bytes that the optimizer keeps for parameters of these names and shapes, with what is there once.
+    """Bytes that the optimizer keeps for parameters of these names and shapes, with what is there once."""
+    return tensors_states(precision, optimizer, shapes) + kept_once(precision, optimizer)
 
-    That is the tables of the 8-bit Adam, and a loss scaler's two numbers.
-    """
+
+def kept_once(precision: Precision, optimizer: Optimizer) -> int:
+    """Bytes of the tables of the 8-bit Adam, and of a loss scaler's two numbers."""
     once = 0
     if optimizer.algorithm == "adam8bit":
         once += sum(map(round_up, CODEBOOKS_8BIT))
     if precision.loss_scaling:
         once += 2 * BLOCK
-    return tensors_states(precision, optimizer, shapes) + once
+    return once
 
 
 def tensors_states(precision: Precision, optimizer: Optimizer, shapes: Mapping[str, tuple[int, ...]]) -> int:

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..estimating.sharding import zero_1_shares
 from ..measurement import Measurement
+from ..models import parameter_shapes
 from ..networks import Transformer
 from ..ranks.launch import run_ranks
 from ..ranks.worker import report_on_gloo
@@ -58,7 +59,7 @@ class MastersOfShares(MasterOptimizer):
     """ZeRO-1 with master weights: of its share of whole tensors alone, each then sent to every other rank."""
 
     def __init__(self, run: TrainingRun, named: Named) -> None:
-        self.shares = zero_1_shares(run.model, run.world_size)
+        self.shares = zero_1_shares(parameter_shapes(run.model), run.world_size)
         self.everything = dict(named)
         mine = self.shares[dist.get_rank()]
         super().__init__(run, [(name, self.everything[name]) for name in mine], simulated=False)

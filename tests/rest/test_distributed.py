@@ -130,7 +130,7 @@ def measured(run: TrainingRun) -> Measurement:
 def test_states_of_rank_0_are_exact_but_for_step_counters(changes):
     run = RUN.replace(**changes)
     before_step = measured(run).moments["end of backward"]
-    shares = zero_1_shares(run.model, 2 if run.zero_stage else 1)
+    shares = zero_1_shares(parameter_shapes(run.model), 2 if run.zero_stage else 1)
     counters = BLOCK * len(shares[0])  # of AdamW, on the CPU in the memory that is traced
     expected = rank_0_states(run) | {"communication": ddp_communication(run)}
     expected["optimizer_states"] += counters
@@ -149,7 +149,7 @@ def test_the_estimated_peak_is_exact_but_for_step_counters(changes):
     run = LARGE_VOCABULARY.replace(**changes)
     found = estimate(run)
     truth = measured(run).breakdown
-    counters = BLOCK * len(zero_1_shares(run.model, 2)[0] if run.zero_stage else parameter_shapes(run.model))
+    counters = BLOCK * len(zero_1_shares(parameter_shapes(run.model), 2)[0] if run.zero_stage else parameter_shapes(run.model))
     off = {kind: found[kind] - truth[kind] for kind in KINDS if found[kind] != truth[kind]}
     assert off == {"optimizer_states": -counters} and found.phase == measured(run).peak_phase
 

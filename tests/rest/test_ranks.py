@@ -235,7 +235,7 @@ def all_measured() -> dict[TrainingRun, Measurement]:
 
 def counters(run: TrainingRun) -> int:
     """Bytes of AdamW's step counters, which are on the CPU in the memory that is traced."""
-    names = list(zero_1_shares(run.model, 2)[0] if run.zero_stage else parameter_shapes(run.model))
+    names = list(zero_1_shares(parameter_shapes(run.model), 2)[0] if run.zero_stage else parameter_shapes(run.model))
     if run.optimizer.algorithm == "muon":
         names = [name for name in names if not is_hidden_matrix(name, parameter_shapes(run.model)[name])]
     return 0 if run.optimizer.algorithm in ("sgd", "lion", "adam8bit") else BLOCK * len(names)

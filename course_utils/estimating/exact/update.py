@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import chain
 from math import prod
 
-from ...models import TransformerConfig
+from ...models import TransformerConfig, parameter_shapes
 from ...run import OPTIMIZERS, PRECISIONS, Optimizer, Precision, TrainingRun
 from ..sharding import zero_1_shares
 from ..states import BLOCK_8BIT, PIECE_8BIT, SMALL_8BIT, Trainable, is_hidden_matrix, trainable
@@ -63,7 +63,7 @@ def _optimizer_step(
     LoRA is given by its rank and targets.
     """
     if ranks > 1:
-        share = Trainable(dict(zero_1_shares(model, ranks)[0]), {}, 0, {})
+        share = Trainable(dict(zero_1_shares(parameter_shapes(model), ranks)[0]), {}, 0, {})
     else:
         share = trainable(model, rank, targets)
     return step_on(PRECISIONS[names[0]], OPTIMIZERS[names[1]], share, set_to_none, clips)
