@@ -29,6 +29,8 @@ from .measuring.recorded import recordings as recordings
 from .measuring.release import expected_out_of_memory as expected_out_of_memory
 from .measuring.sources import card_here as card_here
 from .measuring.sources import measure as measure
+from .measuring.verdict import Verdict as Verdict
+from .measuring.verdict import verdict as verdict
 from .models import PRESETS as PRESETS
 from .models import TransformerConfig as TransformerConfig
 from .planning.fit import arrange as arrange

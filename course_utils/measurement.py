@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from itertools import accumulate
+from math import prod
 from typing import Any
 
 from .breakdown import KINDS, MemoryBreakdown
@@ -48,6 +49,12 @@ class Allocation:
     died: int | None
     line: str = field(default="", compare=False)
     stream: int = 0
+
+    @property
+    def requested(self) -> int:
+        """Bytes of its elements, which the allocator rounded up."""
+        bits = re.search(r"\d+", self.dtype)
+        return prod(self.shape) * (int(bits[0]) // 8 if bits else 1)  # "bool" has no number
 
     def alive_at(self, event: int) -> bool:
         """True if it still occupies memory when `event` events have happened."""

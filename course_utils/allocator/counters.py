@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..estimating.workspaces import workspace_bytes
 from ..measurement import Measurement
-from ..run import TrainingRun
 from ..units import format_bytes, html_table
 from .replay import replay
 
@@ -50,8 +48,8 @@ class Counted:
         return html_table([("counter", "at the peak", "in torch"), *self._rows()], caption=self.provenance)
 
 
-def counted(source: Measurement | TrainingRun) -> Counted:
-    """The counters of a measurement, or of a run's estimate: its allocations are sent through the allocator.
+def counted(source: Measurement) -> Counted:
+    """The counters of a measurement: its allocations are sent through the allocator.
 
     A live measurement's are the GPU's own, and what no rule explains of them is `scratch`. Raises ValueError
     and TypeError as `replay` does.
@@ -62,9 +60,6 @@ def counted(source: Measurement | TrainingRun) -> Counted:
     last = max(begins)
     peak = max(replayed.requested[begins[last] :])
     unsplit = replayed.step_peaks()[last] - peak
-    if not isinstance(source, Measurement):
-        workspaces = workspace_bytes(source)
-        return Counted(peak - workspaces, workspaces, unsplit, 0, replayed.peak_reserved, replayed.provenance)
     tensors = source.peak - source.breakdown["workspaces"]
     workspaces = source.breakdown["workspaces"]
     if "allocated" not in source.counters:

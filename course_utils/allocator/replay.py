@@ -7,9 +7,7 @@ from html import escape
 from numbers import Integral
 from typing import Any, NamedTuple
 
-from ..estimating.exact.unrolled import unrolled
 from ..measurement import Allocation, Mark, Measurement, step_peaks
-from ..run import TrainingRun
 from ..units import format_bytes, html_table, parse_bytes
 from .policy import TAKEN, Block, CachingAllocator, DriverCall, OutOfMemory, releasable_range
 from .settings import check_names
@@ -198,20 +196,17 @@ class Replay:
 
 
 def replay(
-    source: Measurement | TrainingRun | Iterable[tuple[int, Any]],
-    capacity: int | str | None = None,
-    **choices: Any,
+    source: Measurement | Iterable[tuple[int, Any]], capacity: int | str | None = None, **choices: Any
 ) -> Replay:
     """Send every allocation and free of `source` through a `CachingAllocator` and note what happens.
 
-    `source` is a measurement that knows all its allocations, a run, whose estimate is then unrolled tensor by
-    tensor (no torch is needed), or events: (bytes, name) pairs, positive to allocate and negative to free
-    under one name, and (0, "empty_cache"). `capacity` is the GPU's memory for tensors, in bytes or as in "60
-    MB"; the others are those of `AllocatorSettings`:
-    `replay(measured, gpu("V100-32GB").memory, expandable_segments=True)`. A GPU that is too small ends the
-    replay: see `failed_at` and `message`. Raises ValueError for a measurement that has kept only part of its
-    allocations, for a run whose estimate cannot be unrolled, for events that free what is not there, and for
-    an unknown choice; TypeError for anything else.
+    `source` is a measurement that knows all its allocations, as `measure(run, "simulated")` does, or events:
+    (bytes, name) pairs, positive to allocate and negative to free under one name, and (0, "empty_cache").
+    `capacity` is the GPU's memory for tensors, in bytes or as in "60 MB"; the others are those of
+    `AllocatorSettings`: `replay(measured, gpu("V100-32GB").memory, expandable_segments=True)`. A GPU that is
+    too small ends the replay: see `failed_at` and `message`. Raises ValueError for a measurement that has
+    kept only part of its allocations, for events that free what is not there, and for an unknown choice;
+    TypeError for anything else.
     """
     check_names(choices)
     capacity = None if capacity is None else parse_bytes(capacity)
@@ -223,10 +218,6 @@ def replay(
         allocations = source.allocations
         marks = list(source.timeline.marks)
         provenance = str(source.provenance)
-    elif isinstance(source, TrainingRun):
-        events, marks = unrolled(source)
-        requests = [Request(*event) for event in events]
-        provenance = "estimate"
     else:
         requests = _checked(source)
     run = Playback(capacity, choices)
@@ -257,9 +248,7 @@ def check_replay(replayed: Any) -> None:
         return
     how = {
         "Measurement": "replay it first: replayed = replay(measured)",
-        "TrainingRun": (
-            "replay it first, measured or estimated: replayed = replay(measure(run)), or replay(run)"
-        ),
+        "TrainingRun": "measure and replay it first: replayed = replay(measure(run))",
     }
     kind = type(replayed).__name__
     known = how.get(kind, "give what replay(measured) returns")
@@ -331,7 +320,7 @@ def _events_of(measured: Measurement) -> list[Request | None]:
 def _checked(events: Any) -> list[Request]:
     """The events, if they can be replayed. Raises TypeError and ValueError, saying what to give instead."""
     if not isinstance(events, Iterable) or isinstance(events, (str, bytes, Mapping)):
-        how = "a measurement, a run, or (bytes, name) pairs"
+        how = "a measurement, such as measure(run), or (bytes, name) pairs"
         raise TypeError(f"replay takes what a step allocated, and was given a {type(events).__name__}: {how}")
     requests: list[Request] = []
     live: dict[Any, int] = {}

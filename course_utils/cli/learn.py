@@ -115,16 +115,17 @@ def training_run(chosen: Namespace) -> TrainingRun:
 
 
 def estimate(chosen: Namespace) -> int:
-    """Print the memory that a training run is estimated to need, and what a GPU's counters would say."""
-    from .. import counted
+    """Print the memory that a training run is estimated to need, and a GPU's counters, by a simulation."""
     from .. import estimate as estimate_bytes
 
     run = training_run(chosen)
     print(f"{run}\n{estimate_bytes(run)}")
     try:
-        print(f"\n{counted(run)}")
-    except ValueError as error:
-        print(f"\nNo estimate of the GPU's own counters: {error}")
+        from .. import counted, measure
+
+        print(f"\n{counted(measure(run, 'simulated'))}")
+    except (ModuleNotFoundError, ValueError) as error:
+        print(f"\nThe GPU's own counters are not predicted: {error}")
     return 0
 
 

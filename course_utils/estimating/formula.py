@@ -130,7 +130,7 @@ def summed(rows: list[Row]) -> Block:
 
 def persistent(run: TrainingRun) -> Bytes:
     """Bytes by kind between backward and the optimizer's step, when all gradients are there."""
-    found = of_ranks.states(run)
+    found = of_ranks.rank_0_states(run)
     found["inputs"] = 2 * 8 * run.micro_batch * run.seq_len  # token ids and targets, int64
     found["workspaces"] = workspace_bytes(run)
     found["communication"] = of_ranks.buckets(run, found["gradients"])
@@ -161,6 +161,11 @@ def activation_bytes(run: TrainingRun) -> int:
     """Bytes that are kept when forward ends, the loss not yet computed, whatever is recomputed later."""
     step = step_of(run)
     return kept_of_blocks(step, run.model.layers) + shared_by_blocks(step) + kept_by_head(step)
+
+
+def blocks_bytes(run: TrainingRun) -> int:
+    """Bytes that all blocks together keep between forward and backward."""
+    return kept_of_blocks(step_of(run), run.model.layers)
 
 
 def block_table(run: TrainingRun) -> Bytes:

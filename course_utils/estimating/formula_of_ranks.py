@@ -21,7 +21,7 @@ Bytes = dict[str, int]
 # States
 
 
-def states(run: TrainingRun) -> Bytes:
+def rank_0_states(run: TrainingRun) -> Bytes:
     """Weights, gradients and optimizer states of rank 0, (w + g + K)·N, when all gradients are there.
 
     K is master weights and moments. Rajbhandari et al. 2020 (ZeRO), sections 3.1 and 5: stages 1, 2 and 3

@@ -11,7 +11,7 @@ from math import prod
 from ..gpus import Gpu
 from ..models import TransformerConfig, block_shapes
 from ..run import TrainingRun
-from .exact.activations import activation_bytes
+from .formula import activation_bytes
 from .sharding import all_gather_bytes, all_reduce_bytes, reduce_scatter_bytes
 from .states import gradient_bytes, optimizer_state_bytes, parameter_bytes, tensors_bytes
 

@@ -7,16 +7,16 @@ docs/reference_code.md.
 from contextlib import suppress
 from typing import Any
 
-from ..allocator.counters import counted
-from ..estimating import estimate, formula
+from ..estimating import estimate
+from ..estimating.formula_of_ranks import rank_0_states
 from ..lessons.calculators.calculators import CALCULATORS
 from ..models import TransformerConfig
 from ..run import TrainingRun
-from .published import Row, Said, answered_rows
+from .published import Row, answered_rows
 
 COUNTS = {"peak": "a step", "end": "states"}  # by a row's moment; none has the activations of a whole model
-FORM, ESTIMATE, SIMULATED = "our closed form", "our estimate", "simulated"
-OURS = (FORM, ESTIMATE, SIMULATED)
+FORM, SIMULATED = "our closed form", "simulated"
+OURS = (FORM, SIMULATED)
 SIZES = {"xl": (48, 1600, 25), "2.7b": (32, 2560, 32)}  # layers, hidden size and heads by the names of CS336
 KNOWN = {
     "size", "T", "batch", "autocast", "named", "steps", "stage", "s", "L", "h", "a", "V", "d", "heads",
@@ -92,14 +92,9 @@ def answers_to(row: Row) -> dict[str, int]:
             with suppress(ValueError):  # its refusal
                 said[one.name] = one.total(run)
     if row.moment == "end":
-        said[FORM] = sum(formula.states(run).values())
+        said[FORM] = sum(rank_0_states(run).values())
         return said
-    said[FORM] = formula.estimate(run.replace(unfused=False)).total  # it covers no other
-    if run.world_size == 1:
-        found = counted(run)
-        said[ESTIMATE] = Said(found.tensors, found.allocated, found.reserved).of(row)
-    elif row.counter == "allocated":  # what several ranks reserve is not estimated
-        said[ESTIMATE] = estimate(run).total
+    said[FORM] = estimate(run).total
     return said
 
 

@@ -8,7 +8,6 @@ import os
 import re
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
@@ -33,6 +32,8 @@ ON_THE_CPU = (
     "A CPU differs from a GPU in three ways: dropout masks take 4 bytes per element,"
     " RMSNorm keeps a normalized copy, and AdamW's step counters are in the same memory."
 )
+
+STATES = ("parameters", "gradients", "optimizer_states", "workspaces")
 
 COLUMNS = ("change", "count", "each before", "each after", *COLUMNS_OF_ROWS[3:])
 
@@ -79,12 +80,31 @@ class Comparison:
         return self.estimate.total / self.measurement.peak
 
     @cached_property
-    def counters(self) -> tuple[Counted | None, Counted | None]:
-        """The allocator's counters by the estimate and by the measurement; None where they are not known."""
-        estimated = None
-        with suppress(ValueError):  # several ranks, or LoRA
-            estimated = counted(self.run)
-        return estimated, counted(self.measurement) if can_be_replayed(self.measurement) else None
+    def counters(self) -> Counted | None:
+        """The allocator's counters by the measurement; None where it did not keep all its allocations."""
+        return counted(self.measurement) if can_be_replayed(self.measurement) else None
+
+    @cached_property
+    def terms(self) -> dict[str, int]:
+        """Estimate minus measurement at the peak, in bytes, term by term; "elsewhere" is what has no name.
+
+        The allocator rounds each tensor up to blocks of 512 bytes; the formula counts that for states alone.
+        It leaves out tensors of a few numbers, such as the loss and the kernels' seeds, and autocast's copies
+        of biases.
+        """
+        there = [
+            item for item in self.measurement.alive_at(self.measurement.peak_event) if item.kind not in STATES
+        ]
+        rounded = sum(max(0, item.bytes - item.requested) for item in there)
+        few = sum(item.requested for item in there if item.requested <= 64)
+        biases = [item for item in there if item.kind == "weight_copies" and len(item.shape) == 1]
+        named = {
+            f"rounding {len(there):,} tensors to blocks of 512 bytes": -rounded,
+            "tensors of a few numbers, such as the loss": -few,
+            "autocast's copies of biases": -sum(item.requested for item in biases),
+        }
+        gap = self.estimate.total - self.measurement.peak
+        return {name: size for name, size in named.items() if size} | {"elsewhere": gap - sum(named.values())}
 
     def rows(self) -> list[dict[str, Any]]:
         """A flat row, in bytes, for each kind that occurs, their sum, and the allocator's two counters.
@@ -116,12 +136,9 @@ class Comparison:
             (kind.replace("_", " "), found[kind], truth[kind]) for kind in KINDS if found[kind] or truth[kind]
         ]
         sizes.append(("tensors", found.total, truth.total))
-        one, other = self.counters
-        if one or other:
-            allocated = [counter.allocated if counter else None for counter in (one, other)]
-            reserved = [counter.reserved if counter else None for counter in (one, other)]
-            sizes.append(("allocator's counter", allocated[0], allocated[1]))
-            sizes.append(("reserved", reserved[0], reserved[1]))
+        if self.counters:
+            sizes.append(("allocator's counter", None, self.counters.allocated))
+            sizes.append(("reserved", None, self.counters.reserved))
         return sizes
 
     def _cells(self) -> Iterator[tuple[str, str, str, str]]:
@@ -139,15 +156,7 @@ class Comparison:
         """Sentences that say how large the gap is, and what causes it."""
         measured = self.measurement
         counters = measured.counters
-        gap = self.estimate.total - measured.peak
-        if gap == 0:
-            text = "The gap is 0 bytes: every tensor at the peak is in the formula."
-        else:
-            kind = max(self.differences, key=lambda name: abs(self.differences[name]))
-            text = (
-                f"{plus_minus(gap)} bytes are left ({plus_minus(100 * (self.ratio - 1), 3)} %),"
-                f" most of it in {kind.replace('_', ' ')} ({plus_minus(self.differences[kind])})."
-            )
+        text = self._gap()
         if max((mark.step for mark in measured.timeline.marks), default=0) == 1:
             text += (
                 f" Only the first step was {measured.word},"
@@ -161,6 +170,19 @@ class Comparison:
         beyond = self._beyond_the_tensors(counters["allocated"] - measured.peak - workspaces)
         named = f"{plus_minus(workspaces)} bytes are cuBLAS's workspaces, " if workspaces else ""
         return f"{text} The GPU itself counted {self._formatter()(counters['allocated'])}: {named}{beyond}."
+
+    def _gap(self) -> str:
+        gap = self.estimate.total - self.measurement.peak
+        if gap == 0:
+            return "The gap is 0 bytes: every tensor at the peak is in the formula."
+        text = f"{plus_minus(gap)} bytes are left ({plus_minus(100 * (self.ratio - 1), 3)} %)"
+        *named, (_, elsewhere) = self.terms.items()
+        parts = [f"{plus_minus(size)} by {name}" for name, size in named]
+        if elsewhere:
+            kind = max(self.differences, key=lambda name: abs(self.differences[name]))
+            most = f", most of it in {kind.replace('_', ' ')}" if self.differences[kind] else ""
+            parts.append(f"{plus_minus(elsewhere)} elsewhere{most}")
+        return f"{text}: {', '.join(parts)}."
 
     def _beyond_the_tensors(self, beyond: int) -> str:
         """Name what torch counts beyond the tensors; a replay by the default policy separates two kinds."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import GpuOutOfMemory, check_known
 from ..estimating import estimate
-from ..estimating.sharding import check_fsdp
+from ..estimating.sharding import lacking_in_fsdp
 from ..estimating.workspaces import workspaces_on
 from ..gpus import Gpu, gpu
 from ..measurement import Measurement
@@ -231,7 +231,8 @@ def simulated_rank(run: TrainingRun, steps: int, note: str) -> Measurement:
     fp32. Raises ValueError for a run that FSDP2 is not covered for, SimulationUnavailable where torch cannot
     simulate it.
     """
-    check_fsdp(run)
+    if reason := lacking_in_fsdp(run):
+        raise ValueError(reason)
     shown, fewer = _shortened(run)
     notes = [note, f"rank 0 of {run.world_size} simulated ranks", fewer]
     if run.precision.master:

@@ -9,14 +9,13 @@ from typing import Any
 
 from ..errors import check_known
 from ..estimating import estimate
-from ..estimating.exact.peak import check
 from ..estimating.states import gradient_bytes, optimizer_state_bytes, parameter_bytes
 from ..estimating.step_time import alone, lost_seconds
 from ..gpus import Gpu, gpu
 from ..models import TransformerConfig
 from ..run import TrainingRun, check_size
 from ..units import format_bytes, percent
-from .twin import SAFETY, named, unsupported
+from .twin import SAFETY, named, unsupported, untrainable
 
 FREE = {
     "recompute": ("none", "selective-attention", "selective", "every-2", "sqrt", "full", "offload"),
@@ -139,10 +138,11 @@ def arrange(run: TrainingRun, card: Gpu, may_change: Sequence[str] = ()) -> Plan
 
     Branch and bound: for each set of choices the largest micro-batch that fits is found by bisection, as
     memory grows and the time lost shrinks with it; a set that would lose more than the best even with the
-    largest is not looked at. Raises ValueError for a change that is not known, and like `estimate` for runs
-    that no estimate covers.
+    largest is not looked at. Raises ValueError for a change that is not known, and for a run that nothing
+    here trains.
     """
-    check(run)
+    if reason := untrainable(run):
+        raise ValueError(reason)
     for name in may_change:
         check_known("change", name, MAY_CHANGE)
     share = run.global_batch // run.world_size
@@ -260,11 +260,10 @@ def _largest_that_fits(
 
 
 def _estimated(run: TrainingRun, card: Gpu, what: str = "") -> Candidate | None:
-    """The run with its estimate; None if `estimate` refuses it, as it does for some pairs of choices."""
-    try:
-        return Candidate(run, estimate(run).total, lost_seconds(run, card), what)
-    except ValueError:
+    """The run with its estimate; None for a pair of choices that no torch trains (`twin.untrainable`)."""
+    if untrainable(run):
         return None
+    return Candidate(run, estimate(run).total, lost_seconds(run, card), what)
 
 
 def _floor(run: TrainingRun) -> int:

@@ -3,6 +3,7 @@
 from bisect import bisect_left
 
 from ..estimating import estimate
+from ..estimating.sharding import lacking_in_fsdp
 from ..gpus import Gpu
 from ..models import PRESETS
 from ..run import TrainingRun
@@ -16,6 +17,26 @@ of memory.
 """
 
 NEWEST_CUDNN = (12, 1)  # the newest compute capability that torch's cuDNN attention takes
+
+
+NOT_REDUCED = ("bf16-master-fp32grad", "fp8")
+"""Recipes for which torch has no data parallelism with whole gradients."""
+
+
+def untrainable(run: TrainingRun) -> str:
+    """The reason that nothing here trains `run`, though its bytes can be told; or ""."""
+    if run.tensor_parallel > 1:
+        return "tensor parallelism is counted, but no time and no measurement is told: set tensor_parallel=1"
+    if run.world_size == 1:
+        return ""
+    if run.zero_stage < 2 and run.precision.name in NOT_REDUCED:
+        return (
+            f"torch's DistributedDataParallel reduces gradients in the format of the weights, not as"
+            f" {run.precision.name} has them: choose precision='bf16-master'"
+        )
+    if run.zero_stage >= 2:
+        return lacking_in_fsdp(run)
+    return "" if not run.lora_rank else "LoRA is trained here on one rank: set world_size=1"
 
 
 def fits(run: TrainingRun, memory: int) -> bool:

@@ -29,7 +29,7 @@
 
 # %%
 from course_utils import TrainingRun, estimate, format_bytes, plus_minus
-from course_utils.estimating.sharding import rank_0_states
+from course_utils.estimating.formula_of_ranks import rank_0_states
 from course_utils.interactive.guesses import predict, reveal, waits_for
 
 xl = TrainingRun("gpt2-xl", micro_batch=4, seq_len=1024, precision="amp-bf16", recompute="full")

@@ -527,7 +527,7 @@ for stage in (1, 2, 3):
 # away both:
 
 # %%
-from course_utils.estimating.sharding import rank_0_states
+from course_utils.estimating.formula_of_ranks import rank_0_states
 
 stage_1 = llama.replace(zero_stage=1)
 views = stage_1.replace(bucket_view=True)

@@ -17,7 +17,8 @@ from real_ranks import nothing_is_left as nothing_is_left
 
 from course_utils import estimate, measure
 from course_utils.breakdown import KINDS
-from course_utils.estimating.sharding import bucket_sizes, ddp_communication, rank_0_states, zero_1_shares
+from course_utils.estimating.formula import persistent
+from course_utils.estimating.sharding import bucket_sizes, zero_1_shares
 from course_utils.measurement import Measurement
 from course_utils.models import parameter_shapes
 from course_utils.ranks import launch as distributed
@@ -132,7 +133,7 @@ def test_states_of_rank_0_are_exact_but_for_step_counters(changes):
     before_step = measured(run).moments["end of backward"]
     shares = zero_1_shares(parameter_shapes(run.model), 2 if run.zero_stage else 1)
     counters = BLOCK * len(shares[0])  # of AdamW, on the CPU in the memory that is traced
-    expected = rank_0_states(run) | {"communication": ddp_communication(run)}
+    expected = persistent(run)
     expected["optimizer_states"] += counters
     assert {kind: before_step[kind] for kind in expected} == expected
 

@@ -6,7 +6,7 @@ from functools import lru_cache
 from math import ceil, log
 
 from ... import TrainingRun, estimate
-from ...estimating.exact.activations import activation_bytes, loss_saved, sum_bytes
+from ...estimating.formula import activation_bytes, loss_bytes
 from ...figures.canvas import INK, MARGIN, QUIET, Canvas, Figure, ink_on, number, reflowing
 from ...gpus import Gpu
 from ...units import UNITS, format_bytes
@@ -41,7 +41,7 @@ CELL_HEIGHT = 23
 
 def kept_bytes(run: TrainingRun) -> int:
     """Bytes that forward and loss keep for backward."""
-    return activation_bytes(run) + sum_bytes(loss_saved(run))
+    return activation_bytes(run) + loss_bytes(run)
 
 
 def lengths(run: TrainingRun) -> list[int]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from functools import partial
 
-from ...estimating.exact.activations import activation_bytes, block_bytes, loss_saved, sum_bytes
+from ...estimating.formula import activation_bytes, block_bytes, loss_bytes
 from ...estimating.published import korthikanti_block_bytes
 from ...interactive.quiz import Numbers
 from ...run import TrainingRun
@@ -29,7 +29,7 @@ def numbers() -> Iterator[Numbers]:
     shares = each(percent, saved=saved, masks=masks, half_bytes=masks / 2, two_bytes=2 * masks)
     yield "without_dropout", shares
     run = TrainingRun("llama3.2-1b", 4, 2048, "amp-bf16")
-    kept = sum_bytes(loss_saved(run))
+    kept = loss_bytes(run)
     logits = run.micro_batch * run.seq_len * run.model.vocab
     sizes = each(_gb, kept=kept, half=2 * logits, twice=8 * logits, blocks=activation_bytes(run))
     yield "share_of_the_loss", {"b": run.micro_batch, "s": run.seq_len} | sizes

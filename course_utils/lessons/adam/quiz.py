@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from math import sqrt
 
 from ... import TrainingRun, moments
-from ...estimating.exact.update import optimizer_step
+from ...estimating.formula import update
 from ...estimating.published import zero_state_bytes
 from ...estimating.states import gradient_bytes, optimizer_state_bytes, parameter_bytes
 from ...interactive.quiz import Numbers, gb
@@ -29,7 +29,7 @@ def numbers() -> Iterator[Numbers]:
     yield "first_update", {"beta1": beta1, "beta2": beta2} | updates
     run = run.replace(optimizer="adamw-foreach")
     loop = run.replace(optimizer="adamw-loop")
-    made, one_by_one = (optimizer_step(one)["temporaries"] for one in (run, loop))
+    made, one_by_one = (update(one)["temporaries"] for one in (run, loop))
     yield "foreach", {"N": N} | each(gb, made=made, loop=one_by_one, states=optimizer_state_bytes(run))
     run = TrainingRun(MODEL, precision="bf16-master", optimizer="adamw-foreach")
     peak = round(moments(run)["optimizer step"].total / N)

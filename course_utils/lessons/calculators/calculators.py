@@ -307,14 +307,14 @@ def autocast_formula(run: TrainingRun) -> Parts:
             "this closed form is for bf16 autocast with flash attention, nothing recomputed, on one GPU"
         )
     sb, h, V = run.seq_len * run.micro_batch, run.model.hidden, run.model.vocab
-    block_copies, head_copy = formula.weight_copies(run)
+    after_loss = formula.moments(run)["after loss"]
     kept, passing = (4, 8) if run.model.logits == "fp32" else (6, 4)
     return {
         STATES: 12 * run.model.parameters,
         SCORES: 0,
-        BLOCKS: formula.all_blocks(run),
+        BLOCKS: formula.blocks_bytes(run),
         OUTSIDE: sb * (6 * h + kept * V),
-        COPIES: run.model.layers * block_copies + head_copy,
+        COPIES: after_loss["weight_copies"],
         PASSING: passing * sb * V,
     }
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from ... import CachingAllocator, TrainingRun, gpu
 from ...estimating import estimate, moments, published
-from ...estimating.exact.activations import activation_bytes, block_bytes, loss_saved, sum_bytes
+from ...estimating.formula import activation_bytes, block_bytes, bytes_per_logit, loss_bytes
 from ...estimating.step_time import recomputed_flops
 from ...interactive.course_files import ROOT, number_of, numbered
 from ...models import PRESETS, parameter_count
@@ -72,7 +72,7 @@ def _numbers() -> Iterator[tuple[str, Mapping[str, Any]]]:
     root = published.zero_checkpointed_bytes(FULL)
     checkpoints = published.checkpoints_bytes(FULL)
     live = checkpoints + block_bytes(FULL)
-    softmax = sum_bytes(loss_saved(FULL))
+    softmax = loss_bytes(FULL)
     sizes = each(_gb, root=root, checkpoints=checkpoints, live=live, softmax=softmax)
     yield "square_root", sizes | {"rest": _gb(there["activations"], digits=2)}
 
@@ -148,9 +148,9 @@ def _numbers() -> Iterator[tuple[str, Mapping[str, Any]]]:
     first = next(n for n in range(1, 300) if n * n > largest)
     yield "overflow", {"square": 255 * 255, "largest": largest, "first": first}
 
-    logits = XL.seq_len * XL.micro_batch * XL.model.vocab
-    saved_tensors = loss_saved(XL.replace(precision="amp-bf16"))[:2]
-    log_softmax, copy = (one.size // logits for one in saved_tensors)
+    run = XL.replace(precision="amp-bf16")
+    log_softmax = run.precision.compute
+    copy = bytes_per_logit(run)[0] - log_softmax
     yield "float32_loss", {"log_softmax": log_softmax, "copy": copy}
 
     small = PRESETS["gpt2"]

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from functools import partial
 
 from ... import TrainingRun, estimate, format_bytes
-from ...estimating.sharding import all_reduce_bytes, bucket_sizes, rank_0_states
+from ...estimating.formula_of_ranks import rank_0_states
+from ...estimating.sharding import all_reduce_bytes, bucket_sizes
 from ...interactive.quiz import Numbers, gb
 from ...units import each
 

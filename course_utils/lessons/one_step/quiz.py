@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from ... import PRESETS, TrainingRun, moments
-from ...estimating.exact.activations import block_saved
+from ...estimating.formula import block_table
 from ...estimating.published import zero_state_bytes
 from ...interactive.quiz import Numbers, gb
 from ...units import UNITS, each, format_bytes
@@ -29,7 +29,7 @@ def numbers() -> Iterator[Numbers]:
     sizes = each(gb, left=left.total, weights=left["parameters"], gradients=gradients, peak=peak)
     yield "after_a_step", {"N": run.model.parameters} | sizes
     run = TrainingRun("gpt2-large", micro_batch=1, seq_len=1024, precision="bf16-master")
-    (kept,) = (item.size for item in block_saved(run) if item.operation == "gelu")
+    kept = block_table(run)["GELU: input"]
     h, wide = run.model.hidden, run.model.ffn
     sizes = each(_mb, kept=kept, narrow=kept * h // wide, both=2 * kept)
     yield "kept_by_gelu", {"h": h, "wide": wide, "s": run.seq_len} | sizes

@@ -4,7 +4,7 @@ from functools import lru_cache
 from math import prod
 
 from ... import MemoryBreakdown, TrainingRun
-from ...estimating.exact.activations import block_saved, head_saved, loss_saved, stem_saved, sum_bytes
+from ...estimating.formula import block_bytes, head_bytes, input_bytes, loss_bytes, stem_bytes
 from ...estimating.states import states_of
 from ...models import Shapes, TransformerConfig, parameter_shapes
 from ...units import round_up
@@ -64,16 +64,16 @@ def stage_memory(
     kept = most_kept(schedule, stages, micro_batches, stage)
     weights = sum(round_up(run.precision.weight * prod(shape)) for shape in shapes.values())
     blocks = len(blocks_of(run.model.layers, stages, stage))
-    saved = block_saved(run)
-    own = blocks * sum_bytes(saved)
+    of_block = block_bytes(run)
+    own = blocks * of_block
     again = 0
     if run.blocks_per_checkpoint:
-        checkpoint = saved[0].bytes  # a block's input comes first
+        checkpoint = input_bytes(run)
         together = min(run.blocks_per_checkpoint, blocks)
         own = -(-blocks // together) * checkpoint
-        again = together * sum_bytes(saved) - checkpoint
-    stem = sum_bytes(stem_saved(run)) if stage == 0 else 0
-    end = sum_bytes([*head_saved(run), *loss_saved(run)]) if stage == stages - 1 else 0
+        again = together * of_block - checkpoint
+    stem = stem_bytes(run) if stage == 0 else 0
+    end = head_bytes(run) + loss_bytes(run) if stage == stages - 1 else 0
     parts = {
         "parameters": weights,
         "weight_copies": weights * (kept - 1) if schedule == "PipeDream" else 0,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ... import TrainingRun, moments
-from ...estimating.exact.activations import block_bytes
+from ...estimating.formula import block_bytes
 from ...interactive.quiz import Numbers, gb
 from ...units import each
 from .formats_in_a_step import estimated_states

@@ -5,7 +5,7 @@ from functools import partial
 from math import isqrt
 
 from ... import TrainingRun, estimate
-from ...estimating.exact.activations import block_bytes, block_input
+from ...estimating.formula import block_bytes, input_bytes
 from ...estimating.published import checkpoints_bytes, zero_activation_bytes, zero_checkpointed_bytes
 from ...interactive.quiz import Numbers, gb
 from ...units import each, format_bytes, percent
@@ -29,7 +29,7 @@ def numbers() -> Iterator[Numbers]:
     yield "where_8_gb_come_from", sizes
     keep = RUN.replace(recompute="none")
     live = block_bytes(keep)
-    stream = block_input(keep).bytes
+    stream = input_bytes(keep)
     sizes = {"live": live, "stream": stream, "inside": live - 2 * stream, "blocks": live * keep.model.layers}
     yield "what_stays_alive", each(partial(format_bytes, unit="GB", digits=2), **sizes)
     states = sum(estimate(RUN)[kind] for kind in ("parameters", "gradients", "optimizer_states"))

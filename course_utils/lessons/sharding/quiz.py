@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from functools import partial
 
 from ... import TrainingRun, format_bytes
-from ...estimating.sharding import fsdp_groups, shard_shape, zero_bytes, zero_communication_elements
+from ...estimating.formula_of_ranks import buffers
+from ...estimating.sharding import shard_shape, zero_bytes, zero_communication_elements
 from ...interactive.quiz import Numbers, gb
 from ...units import each
 
@@ -22,9 +23,9 @@ def numbers() -> Iterator[Numbers]:
     padding = ranks * shard_shape((rows, columns), ranks)[0] * columns - rows * columns
     counts = {"padding": padding, "single": -rows * columns % ranks, "padded_rows": padding // columns}
     yield "padded_rows", {"rows": rows, "columns": columns, "ranks": ranks} | counts
-    outer, block = fsdp_groups(LLAMA)[:2]
+    held = buffers(LLAMA)
     whole = 2 * LLAMA.model.parameters
-    sizes = {"outer": outer.unsharded, "block": block.unsharded, "model": whole, "shard": whole // D}
+    sizes = {"outer": held.outer.whole, "block": held.block.whole, "model": whole, "shard": whole // D}
     yield "the_largest_unit", {"D": D} | each(partial(format_bytes, unit="GB", digits=2), **sizes)
     paper = plain // N
     yield "stage_1_of_torch", {"sent": paper + 1, "paper": paper, "like": paper + 2}

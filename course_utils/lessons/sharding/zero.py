@@ -1,8 +1,8 @@
 """Lesson 11's closed forms: bytes that a rank keeps by ZeRO's formulas, and what FSDP2 gathers."""
 
 from ... import TrainingRun, TransformerConfig
+from ...estimating.formula_of_ranks import buffers
 from ...estimating.published import zero_sharded_state_bytes
-from ...estimating.sharding import fsdp_groups
 
 
 def formula(run: TrainingRun) -> dict[str, int]:
@@ -18,12 +18,13 @@ def cut_three_ways(parameters: int, ranks: int) -> dict[str, dict[str, int]]:
 
 def gathered_terms(run: TrainingRun) -> dict[str, int]:
     """Bytes of communication at the peak: a block goes backward at stage 3 of FSDP2; by name."""
-    outer, block = fsdp_groups(run)[:2]
+    held = buffers(run)
+    outer, block = held.outer, held.block
     return {
-        "embedding and head, gathered": outer.unsharded,
-        "a block, gathered": block.unsharded,
-        "the next block, on its way": block.gather_output,
-        "a finished block's gradients, flat": block.reduce_input,
+        "embedding and head, gathered": outer.whole,
+        "a block, gathered": block.whole,
+        "the next block, on its way": block.arrived,
+        "a finished block's gradients, flat": block.summed,
     }
 
 
