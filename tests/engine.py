@@ -5,17 +5,19 @@ import functools
 from collections.abc import Collection
 from typing import Any
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from course_utils import estimate, moments
-from course_utils.estimating.sharding import rank_0_states
+from course_utils import estimate
+from course_utils.estimating.formula_of_ranks import rank_0_states
 from course_utils.estimating.states import Trainable, trainable
 from course_utils.measurement import Measurement
 from course_utils.measuring.devices import Unwatched as Unwatched
 from course_utils.measuring.sources import measure
 from course_utils.models import PRESETS, TransformerConfig
 from course_utils.run import TrainingRun
+from course_utils.units import BLOCK
 
 RECIPES = (
     ("fp32", "eager"),
@@ -57,18 +59,15 @@ def simulate(run: TrainingRun, steps: int = 2) -> Measurement:
     return measure(run, "simulated", steps)
 
 
-def assert_rank_0_is_exact(run: TrainingRun) -> None:
-    """Compare estimate and simulation of a run on many ranks: the peak, its phase, and the states."""
+def assert_rank_0_is_near(run: TrainingRun) -> None:
+    """Compare the closed form and a simulated rank of many: the states exact, the peak and its phase near."""
     found = simulate(run)
-    expected = estimate(run)
-    assert dict(expected) == dict(found.breakdown)
-    assert expected.phase == found.peak_phase
-    for phase, highest in found.phase_peaks.items():
-        if phase not in ("clip", "optimizer", "zero_grad"):
-            assert max(m.total for m in moments(run).values() if m.phase == phase) == highest.total, phase
+    assert estimate(run).total == pytest.approx(found.peak, rel=0.03)
+    assert found.phase_peaks[estimate(run).phase].total > 0.99 * found.peak
     before_step = found.moments["end of backward"]
     states = rank_0_states(run)
-    assert {kind: before_step[kind] for kind in states} == states
+    for kind, size in states.items():
+        assert before_step[kind] == pytest.approx(size, abs=BLOCK * trainable_shapes(run).tensors), kind
     assert before_step["communication"] == before_step["temporaries"] == before_step["activations"] == 0
     assert dict(found.moments["end of step 1"]) == dict(found.moments["end of step 2"])
 

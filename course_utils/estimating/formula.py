@@ -20,7 +20,7 @@ from . import formula_of_blocks as of_blocks
 from . import formula_of_ranks as of_ranks
 from .formula_of_blocks import Bytes, Letters, Row, block, kept, letters, norm
 from .formula_of_ranks import Buffers, buffers, local
-from .states import PIECE_8BIT, Trainable, is_hidden_matrix
+from .states import PIECE_8BIT, SMALL_8BIT, Trainable, is_hidden_matrix
 from .workspaces import workspace_bytes
 
 SMALLEST_TO_OFFLOAD = 2**20
@@ -286,9 +286,8 @@ def forward_moments(step: Step) -> Iterator[Moment]:
     L = run.model.layers
     copied = all_copies(step)
     kept_by_all = kept_of_blocks(step, L) + shared_by_blocks(step)
-    if run.frozen_bits in (4, 8):  # the last matrix, by an index from 4 bits; four variables hold the stream
-        dense = x.c * x.f * x.h * (2 if run.frozen_bits == 4 else 1)
-        parts = {"weight_copies": copied, "activations": kept_by_all, "temporaries": dense + 4 * x.X + x.F}
+    if run.frozen_bits in (4, 8):
+        parts = {"weight_copies": copied, "activations": kept_by_all, "temporaries": made_dense(step)}
         yield Moment("forward", "forward", parts, "down, made 16-bit")
     if run.zero_stage >= 2:
         yield Moment("forward", "forward", {"communication": step.buffers.in_stem}, "embedding")
@@ -303,6 +302,22 @@ def forward_moments(step: Step) -> Iterator[Moment]:
         "communication": step.buffers.at_head,
         "temporaries": x.c * x.t * step.V if is_whole else 0,
     })  # fmt: skip
+
+
+def made_dense(step: Step) -> int:
+    """Temporaries at the last block's last matrix, made 16-bit, from 4 bits by way of an index as large.
+
+    Its input is there, LoRA's part of its result, and what the norm gave. Variables hold the first block's
+    input, and two more tensors of the stream where norms keep a copy of it.
+    """
+    run, x = step.run, step.x
+    targets = set(run.lora_targets)
+    dense = x.c * x.f * x.h
+    given = 0 if targets & {"gate", "up"} and x.n == x.c else x.N
+    wide = 0 if "down" in targets else x.F
+    stream = x.X if keeps_stream(step) else 3 * x.X
+    learned = x.H if "down" in targets else 0
+    return dense + max(dense if run.frozen_bits == 4 else 0, x.H) + given + wide + learned + stream
 
 
 def all_copies(step: Step) -> int:
@@ -436,8 +451,12 @@ def again(step: Step, index: int, left: int) -> int:
     found = left * step.block.kept - products(step)
     if index - left < 0:
         found += step.first.kept - step.block.kept
-    is_input = step.block.rows[0].keeps.get("input") == x.X and x.n == x.r
-    return found - x.X if is_input else found
+    return found - x.X if keeps_stream(step) else found
+
+
+def keeps_stream(step: Step) -> bool:
+    """True if a norm keeps the residual stream itself, and not a copy in another type."""
+    return step.block.rows[0].keeps.get("input") == step.x.X
 
 
 def gradients_before(step: Step, index: int) -> int:
@@ -596,6 +615,8 @@ def one_update(run: TrainingRun, name: str, shape: tuple[int, ...], element: int
             return 0
         case "lion" | "adafactor":
             return size
+        case "adam8bit" if prod(shape) < SMALL_8BIT:
+            return 4 * prod(shape)
         case "adam8bit":  # both moments of a piece in fp32, and one tensor more
             return 3 * 4 * min(prod(shape), PIECE_8BIT)
         case "muon" if is_hidden_matrix(name, shape):

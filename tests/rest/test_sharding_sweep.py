@@ -1,9 +1,9 @@
-"""FSDP2 as rank 0 of many: the estimate is exact in more recipes, depths and numbers of ranks."""
+"""FSDP2 as rank 0 of many: the closed form is near in more recipes, depths and numbers of ranks."""
 
 from typing import Any
 
 import pytest
-from engine import GPT, assert_rank_0_is_exact, shallow, tiny
+from engine import GPT, assert_rank_0_is_near, shallow, tiny
 
 from course_utils.run import TrainingRun
 
@@ -32,5 +32,5 @@ CHANGES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("changes", CHANGES, ids=str)
-def test_peak_and_states_are_exact(changes: dict[str, Any]) -> None:
-    assert_rank_0_is_exact(RUN.replace(**changes))
+def test_peak_is_near_and_states_are_exact(changes: dict[str, Any]) -> None:
+    assert_rank_0_is_near(RUN.replace(**changes))
