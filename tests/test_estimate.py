@@ -1,4 +1,4 @@
-"""The estimate against steps that really run: states are exact, peaks and moments near, of tiny models too."""
+"""The estimate against steps that really run: states exact, peaks and moments near, of tiny models too."""
 
 from typing import Any
 from unittest.mock import Mock

@@ -13,7 +13,7 @@ from course_utils.breakdown import KINDS
 from course_utils.measuring import recorded, sources
 from course_utils.measuring.compare import Comparison
 from course_utils.run import TrainingRun
-from course_utils.units import GB
+from course_utils.units import GB, plus_minus
 
 RUN = TrainingRun(tiny("gpt2", dropout=0.1), 2, 64)
 ON_CPU = RUN.replace(precision="fp32", attention="eager")
@@ -81,26 +81,30 @@ def test_no_tensor_of_a_step_waits_for_python_to_find_a_cycle(recompute):
         gc.garbage.clear()
 
 
-def test_a_comparison_shows_each_difference_and_explains_that_there_is_none():
-    compared = compare(RUN, "simulated")
-    assert compared.ratio == 1 and set(compared.differences.values()) == {0}
-    assert "The gap is 0 bytes" in compared.explanation()
+def test_a_comparison_shows_each_difference_and_explains_it_term_by_term():
+    assert "The gap is 0 bytes" in compare(RUN, "simulated").explanation()  # it peaks in the optimizer step
+    run = RUN.replace(optimizer="adamw-fused", seq_len=128)
+    compared = compare(run, "simulated")
+    gap = compared.estimate.total - compared.measurement.peak
+    assert 0.99 < compared.ratio < 1 and sum(compared.differences.values()) == gap
+    assert sum(compared.terms.values()) == gap and abs(compared.terms["elsewhere"]) < abs(gap) / 4
+    said = compared.explanation()
+    assert f"{plus_minus(gap)} bytes are left" in said and "tensors to blocks of 512 bytes" in said
     sums = {row["name"]: [row["estimated"], row["simulated"]] for row in compared.rows()}
     assert sums["tensors"] == [compared.estimate.total, compared.measurement.peak]
-    assert sums["allocator's counter"] == [one and one.allocated for one in compared.counters]
+    assert compared.counters and sums["allocator's counter"] == [None, compared.counters.allocated]
     for shown in (str(compared), compared._repr_html_()):
-        assert str(RUN) in shown and "simulated GPU" in shown and "+0" not in shown
+        assert str(run) in shown and "simulated GPU" in shown and "+0" not in shown
         assert " MB" in shown and "GB" not in shown  # a unit in which a small run shows something
 
 
 def test_a_comparison_names_what_is_off():
-    parts = dict(estimate(RUN)) | {"activations": estimate(RUN)["activations"] + 512 * 10}
-    off = dataclasses.replace(estimate(RUN), parts=parts)
-    compared = Comparison(RUN, off, simulate(RUN))
-    assert compared.differences["activations"] == 5120
-    assert "+5,120 bytes are left" in compared.explanation()
-    assert "activations (+5,120)" in compared.explanation()
-    assert compared.ratio > 1
+    right = Comparison(RUN, estimate(RUN), simulate(RUN))
+    parts = dict(estimate(RUN)) | {"activations": estimate(RUN)["activations"] + 10**6}
+    compared = Comparison(RUN, dataclasses.replace(estimate(RUN), parts=parts), simulate(RUN))
+    assert compared.differences["activations"] - right.differences["activations"] == 10**6
+    assert compared.terms["elsewhere"] - right.terms["elsewhere"] == 10**6
+    assert "elsewhere, most of it in activations" in compared.explanation() and compared.ratio > 1
 
 
 def test_a_comparison_tells_scratch_from_blocks_that_were_not_split():

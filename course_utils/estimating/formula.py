@@ -122,7 +122,7 @@ def step_of(run: TrainingRun) -> Step:
 
 def summed(rows: list[Row]) -> Block:
     """Rows with their sums."""
-    return Block(rows, kept(rows), sum(row.copy for row in rows))
+    return Block(rows, kept(rows), sum([row.copy for row in rows]))
 
 
 # What persists

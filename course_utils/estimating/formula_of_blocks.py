@@ -116,7 +116,7 @@ def block(run: TrainingRun) -> list[Row]:
 
 def kept(rows: list[Row]) -> int:
     """Bytes that the rows keep for backward."""
-    return sum(sum(row.keeps.values()) for row in rows)
+    return sum([size for row in rows for size in row.keeps.values()])
 
 
 def table(rows: list[Row]) -> Bytes:

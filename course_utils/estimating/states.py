@@ -48,10 +48,10 @@ class Trainable(NamedTuple):
 
     def bytes(self, element: int, multiple: int = BLOCK) -> int:
         """Bytes of one tensor for each at `element` bytes an element, each rounded up."""
-        outer = self.before | self.after
-        outside = sum(round_up(element * prod(shape), multiple) for shape in outer.values())
-        block = sum(round_up(element * prod(shape), multiple) for shape in self.block.values())
-        return outside + self.layers * block
+        outer = map(prod, (self.before | self.after).values())
+        block = map(prod, self.block.values())
+        outside = sum([-(-element * size // multiple) * multiple for size in outer])
+        return outside + self.layers * sum([-(-element * size // multiple) * multiple for size in block])
 
 
 @lru_cache(maxsize=256)
@@ -184,8 +184,8 @@ def kept_once(precision: Precision, optimizer: Optimizer) -> int:
 
 def tensors_states(precision: Precision, optimizer: Optimizer, shapes: Mapping[str, tuple[int, ...]]) -> int:
     """Bytes that the optimizer keeps for these parameters alone, each tensor rounded up."""
-    kept = (state_sizes(precision, optimizer, name, shape) for name, shape in shapes.items())
-    return sum(round_up(size) for sizes in kept for size in sizes)
+    kept = [state_sizes(precision, optimizer, name, shape) for name, shape in shapes.items()]
+    return sum([-(-size // BLOCK) * BLOCK for sizes in kept for size in sizes])
 
 
 def state_sizes(
