@@ -9,7 +9,7 @@ import json
 import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 from ..allocator.replay import replay
 from ..allocator.snapshots import compare_with_gpu
 from ..errors import GpuOutOfMemory
-from ..estimating import estimate, formula
+from ..estimating import estimate
 from ..estimating.workspaces import installed_torch
 from ..gpus import GPUS
 from ..interactive.course_files import ROOT
@@ -123,7 +123,7 @@ def perform(task: Task, device: Device, send: Send, shared: bool = False) -> Non
 
 
 def send_said(run: TrainingRun, device: Device, send: Send) -> None:
-    """Predict a run before the GPU runs it: parts "estimate", "formula" where it has one, and "simulated".
+    """Predict a run before the GPU runs it: parts "estimate" and "simulated".
 
     On a GPU of the catalog's compute capabilities cuBLAS's workspaces are counted in. The simulation is under
     the same torch; "allocated" and "reserved" are what the allocator's policy makes of it, and "sequence" is
@@ -133,8 +133,6 @@ def send_said(run: TrainingRun, device: Device, send: Send) -> None:
     said = estimate(run.replace(card=card))
     by_kind = {kind: size for kind, size in said.items() if size}
     send("estimate", total=said.total, by_kind=by_kind, card=card)
-    with suppress(ValueError):  # it covers no such run
-        send("formula", total=formula.estimate(run).total)
     try:
         simulated = simulated_run(run.replace(card=card), STEPS, "")
         sequence = {release_line(): sequence_hash(run, STEPS)}

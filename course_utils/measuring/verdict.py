@@ -11,13 +11,16 @@ from ..run import TrainingRun
 from ..units import format_bytes
 from .sources import measure
 
+CONTEXT = 549_060_608
+"""Bytes of CUDA's context, as recorded on an H200 (docs/gpu_results.md), taken for that of any card."""
+
 
 @dataclass(frozen=True)
 class Verdict:
     """Whether `run` fits `card`, and the bytes that say so.
 
     `estimated` is the closed form's peak, `tensors` the simulated step's, `reserved` what the allocator takes
-    for it. All have to be in `room`, what the card leaves a program after the driver and CUDA's context.
+    for it. All have to be in `room`, what the card leaves after the driver's share and CUDA's context.
     `failure` is the reason why it does not fit, "" if it does.
     """
 
@@ -48,8 +51,8 @@ class Verdict:
 def verdict(run: TrainingRun, card: str | Gpu) -> Verdict:
     """Whether `run` fits `card`: its simulated step goes through the caching allocator with the card's room.
 
-    The run names the card for cuBLAS's workspaces. What no allocator sees is not in it: CUDA's context (some
-    hundred MB), NCCL's buffers, another program on the card. Raises ValueError like `measure`, and for a card
+    The run names the card for cuBLAS's workspaces. NCCL's buffers and other programs on the card are not in
+    it. Raises ValueError like `measure`, and for a card
     that cannot run `run`; SimulationUnavailable where torch cannot simulate a step: `estimate` and `fit` work
     there, without a verdict.
     """
@@ -60,6 +63,7 @@ def verdict(run: TrainingRun, card: str | Gpu) -> Verdict:
     measured = measure(run, "simulated")
     if measured.source != "simulated":
         raise SimulationUnavailable(f"a verdict needs a simulated step, this is {measured.provenance}")
-    replayed = replay(measured, card.room)
+    room = card.room - CONTEXT
+    replayed = replay(measured, room)
     found = {"estimated": estimate(run).total, "tensors": measured.peak, "reserved": replayed.peak_reserved}
-    return Verdict(run, card, **found, room=card.room, failure=replayed.message)
+    return Verdict(run, card, **found, room=room, failure=replayed.message)

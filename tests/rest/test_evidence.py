@@ -46,7 +46,7 @@ def test_an_outcome_says_what_was_refused_what_broke_and_what_is_wrong(monkeypat
     found = accuracy.outcome(0, SMALL.replace(world_size=2, zero_stage=3, optimizer="muon"))
     assert found.refused and not (found.failed or found.compared or found.right)
     found = accuracy.outcome(0, SMALL)
-    assert found.right and not dataclasses.replace(found, activations=512).right
+    assert found.right and not dataclasses.replace(found, estimated=found.estimated * 2).right
     truth = accuracy.estimate
     with monkeypatch.context() as patch:
         patch.setattr(accuracy, "estimate", lambda run: truth(run.replace(optimizer="momentum")))
@@ -65,17 +65,17 @@ def test_an_outcome_says_what_was_refused_what_broke_and_what_is_wrong(monkeypat
 def test_the_tables_count_every_run_and_equal_refusals_together():
     several = SMALL.replace(world_size=2)
     runs = [SMALL, SMALL.replace(precision="fp8"), several, several.replace(seq_len=32)]
-    summary, worst, closed = accuracy.accuracy_tables(runs, "a test", lambda _: None)
+    summary, by_kind, worst = accuracy.accuracy_tables(runs, "a test", lambda _: None)
     counted = {row[0]: row[1] for row in summary.rows}
     assert [counted[name] for name in ("runs", "compared", "refused", "failed")] == [4, 1, 3, 0]
     refused = [note.split(":")[0] for note in summary.notes if note.startswith("Not compared")]
     assert refused == ["Not compared, 2", "Not compared, 1"]
-    assert [row[0] for row in worst.rows] == ["none"] and "Not listed: 1 runs" in worst.notes[0]
-    ratio = estimate(SMALL, "formula").total / accuracy.measure(SMALL, "simulated").peak
+    assert [row[0] for row in worst.rows] == [0] and "Not listed: 0 runs" in worst.notes[0]
+    ratio = estimate(SMALL).total / accuracy.measure(SMALL, "simulated").peak
     off = 100 * (ratio - 1)
-    (row,) = closed.rows
-    assert row[:2] == ("one rank", 1)
-    assert row[2:] == pytest.approx((abs(off), abs(off), off, 100 if off < 0 else 0, ratio, ratio))
+    (row,) = [row for row in by_kind.rows if row[0] == "ranks"]
+    assert row[1:3] == ("one", 1)
+    assert row[3:] == pytest.approx((abs(off), abs(off), off, 100 if off < 0 else 0, ratio, ratio))
 
 
 def test_bias_tells_an_estimate_that_is_always_low_from_one_that_scatters():
