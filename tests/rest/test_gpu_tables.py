@@ -10,6 +10,7 @@ from made_up_gpu import line, ship
 
 from course_utils.allocator.replay import replay
 from course_utils.allocator.snapshots import snapshot_of
+from course_utils.estimating import estimate
 from course_utils.evidence.gpu import WANTED, gpu_allocator_tables, gpu_published_tables, gpu_tables, verdict
 from course_utils.evidence.history import packed, unpacked
 from course_utils.evidence.tasks import EXPANDABLE, MOST_SEQUENCES, sized
