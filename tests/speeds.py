@@ -107,14 +107,14 @@ def step_times(run: TrainingRun, clock: Clock = seconds_of) -> dict[str, float]:
 def main() -> None:
     for model in ("gpt2-xl", "llama3-8b"):
         times = [seconds_of(lambda run=run: estimate(run)) for run in fresh_runs(model, 400)]
-        print(f"an estimate of {model}: {1e6 * statistics.median(times):.0f} µs, promised under 100")
+        print(f"an estimate of {model}: {1e6 * statistics.median(times):.0f} µs, promised under 200")
     swept = min(
         seconds_of(lambda: [estimate(TrainingRun("llama3-8b", 1 + n, 1024)) for n in range(10_000)])
         for _ in range(3)
     )
-    print(f"a sweep of 10,000 runs: {swept:.2f} s, promised under 1")
+    print(f"a sweep of 10,000 runs: {swept:.2f} s, promised under 3")
     imported = min(float(fresh_process(IMPORT)) for _ in range(3))
-    print(f"importing the closed forms: {imported:.0f} ms, promised under 50")
+    print(f"importing the closed forms: {imported:.0f} ms, promised under 40")
     step = step_times(TrainingRun("gpt2-xl", 4, 512))
     print(
         "a simulated step of gpt2-xl:", ", ".join(f"{name} {seconds:.2f} s" for name, seconds in step.items())

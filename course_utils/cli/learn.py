@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ..errors import SimulationUnavailable
 from ..gpus import GPUS
 from ..interactive.course_files import ROOT, old_numbers
 from ..models import LOGITS, PRESETS
@@ -155,8 +156,23 @@ def fit(chosen: Namespace) -> int:
     from ..planning.fit import fit as fit_run
 
     size = {name: getattr(chosen, name) for name in ("global_batch", "seq_len", "world_size")}
-    print(fit_run(chosen.model, chosen.gpu, may_change=chosen.may_change, **size))
+    plan = fit_run(chosen.model, chosen.gpu, may_change=chosen.may_change, **size)
+    print(plan)
+    if plan.best:
+        print(f"\n{_verdict(plan.best.run, chosen.gpu)}")
     return 0
+
+
+def _verdict(run: Any, card: str) -> str:
+    """What the allocator makes of a plan's simulated step, or why this is an estimate only."""
+    try:
+        from .. import verdict
+
+        return str(verdict(run, card))
+    except ModuleNotFoundError:
+        return "Estimate only, no verdict: that needs torch."
+    except (ValueError, SimulationUnavailable) as error:
+        return f"Estimate only, no verdict: {error}"
 
 
 def watch_options(parser: ArgumentParser) -> None:
