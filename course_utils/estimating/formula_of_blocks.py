@@ -131,8 +131,8 @@ def norm(run: TrainingRun, x: Letters, name: str) -> list[Row]:
     """A norm keeps its input and fp32 statistics: mean and deviation, or RMSNorm's one number."""
     if in_single_operations(run):
         return norm_in_single_operations(run, x, name)
-    statistics = 4 * x.u * (2 if run.model.norm == "layernorm" else 1)
-    keeps = {"input": x.N, "statistics": statistics}
+    statistics = ("mean", "deviation") if run.model.norm == "layernorm" else ("root",)
+    keeps = {"input": x.N} | dict.fromkeys(statistics, 4 * x.u)
     if x.n == x.r:
         return [Row(name, keeps, x.N, x.X)]
     return [Row(f"{name}, cast", {}, x.X, x.X), Row(name, keeps, x.N, x.X + x.N)]
