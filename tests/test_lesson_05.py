@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from course_utils import PRESETS, TrainingRun, estimate, gpu, on_gpu
-from course_utils.estimating.exact.activations import activation_bytes, block_saved, loss_saved, sum_bytes
+from course_utils.estimating.formula import activation_bytes, block_table, loss_bytes
 from course_utils.interactive.saved_tensors import saved_by
 from course_utils.lessons.activations import checks as lesson_05
 from course_utils.lessons.activations.heat_map import BATCHES, heat_map, kept_bytes, lengths, limits
@@ -218,7 +218,7 @@ BLOCK = (*HOOKS, "def eager(", "class Block(", "s, b, h, a = 512", "def flash(",
 @pytest.mark.parametrize(
     ("kernel", "rate", "mlp"), [("eager", 0.1, "gelu"), ("flash", 0.0, "gelu"), ("flash", 0.1, "swiglu")]
 )
-def test_the_lessons_block_keeps_each_tensor_of_the_estimate(kernel: str, rate: float, mlp: str) -> None:
+def test_the_lessons_block_keeps_each_row_of_the_formula(kernel: str, rate: float, mlp: str) -> None:
     names = names_from_cells("05", *BLOCK)
     model = replace(PRESETS["gpt2"], dropout=rate, mlp=mlp, ffn=2048 if mlp == "swiglu" else 3072)
     with on_gpu():
@@ -226,9 +226,11 @@ def test_the_lessons_block_keeps_each_tensor_of_the_estimate(kernel: str, rate: 
         block = names["Block"](768, 12, names[kernel], wide, rate=rate)
         x = torch.randn(2, 64, 768, device="cuda", dtype=torch.bfloat16, requires_grad=True)
         kept = names["kept_by"](block.to("cuda", torch.bfloat16), x)
-    wanted = block_saved(TrainingRun(model, 2, 64, "bf16-master", attention=kernel))
+    wanted = block_table(TrainingRun(model, 2, 64, "bf16-master", attention=kernel))
     sizes = sorted(tensor.untyped_storage().nbytes() for tensor in kept)
-    assert sizes == sorted(item.size for item in wanted)
+    seeds = [] if kernel == "eager" else sizes[:2]  # the kernel's random state is in no row
+    assert sum(seeds) <= 24
+    assert sizes[len(seeds) :] == sorted(wanted.values())
 
 
 # --------------------------------------------------------------------------------------------------
@@ -242,7 +244,7 @@ def test_the_map_has_every_cell_that_the_model_takes_and_a_line() -> None:
     assert max(lengths(run)) == run.model.max_positions == 1024
     assert len(cells) == len(BATCHES) * len(lengths(run))
     one = run.replace(micro_batch=BATCHES[0], seq_len=lengths(run)[0])
-    assert cells[0] == kept_bytes(one) == activation_bytes(one) + sum_bytes(loss_saved(one))
+    assert cells[0] == kept_bytes(one) == activation_bytes(one) + loss_bytes(one)
     assert figure.svg.count("data-limit") == 1
     assert (
         "No step of gpt2-xl fits on T4-16GB" in heat_map(TrainingRun("gpt2-xl"), gpu("T4-16GB"), (1, 128)).alt

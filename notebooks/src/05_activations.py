@@ -277,8 +277,7 @@ for item in saved_by(Block(h, a, eager), (b, s, h), dtype="bf16", device="gpu"):
 #
 # $$34 \cdot s b h + 5 a s^2 b = s b h \left(34 + \frac{5 a s}{h}\right)$$
 #
-# This is equation 1 of [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198). `block` in
-# [formula.py](../course_utils/estimating/formula.py) adds up the terms for every kernel, norm and MLP.
+# This is equation 1 of [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198).
 
 # %%
 unit = s * b * h
@@ -298,6 +297,25 @@ print(
 
 # %% [markdown]
 # **The gap** is the norms' statistics, 16 bytes per token.
+#
+# The course's estimate has the same block as a table: for each operation, the tensors that it keeps
+# ([formula_of_blocks.py](../course_utils/estimating/formula_of_blocks.py)). It knows every kernel, norm and MLP. Let
+# torch judge it. Sort the rows and the storages that hooks found by size, and pair them:
+
+# %%
+from course_utils.estimating.formula import block_table
+
+gpt2 = TrainingRun("gpt2", micro_batch=b, seq_len=s, precision="bf16-master")
+rows = block_table(gpt2.replace(attention="eager", dropout=block.rate))
+rows = {f"{name}, {kept_bytes / unit:.3g}·s·b·h": kept_bytes for name, kept_bytes in rows.items()}
+with on_gpu():
+    judged = sorted(size([tensor]) for tensor in kept_by(block, x))
+pairs = dict(zip(sorted(rows, key=rows.get), judged, strict=False))
+show_ledger(rows, pairs, unit="MB", columns=("formula", "by hooks"))
+print(f"{len(rows)} rows, {len(judged)} storages")
+
+# %% [markdown]
+# Each row is one storage, and none is left over.
 #
 # Change `rate` to 0.0 where the block is made, and predict which terms disappear.
 
@@ -412,21 +430,15 @@ bars(per_unit, title, unit="s·b·h", kind="activations", highlight="eager", pro
 # %%
 from dataclasses import replace
 
-from course_utils.estimating.exact.activations import (
-    activation_bytes,
-    block_bytes,
-    block_saved,
-    sum_bytes,
-)
+from course_utils.estimating.formula import activation_bytes, block_bytes
 
-gpt2 = TrainingRun("gpt2", micro_batch=b, seq_len=s, precision="bf16-master")
 changed = {
     "4 key-value heads": gpt2.replace(model=replace(gpt2.model, kv_heads=4)),
     "autocast": gpt2.replace(precision="amp-bf16"),
 }
 for name, run in changed.items():
-    kept_bytes = sum(item.size for item in block_saved(run))
-    print(f"flash, {name}: {kept_bytes / (s * b * gpt2.model.hidden):.3f} · s·b·h, estimated")
+    kept_units = block_bytes(run) / (s * b * gpt2.model.hidden)
+    print(f"flash, {name}: {kept_units:.3f} · s·b·h, estimated")
 
 # %% [markdown]
 # ### A fused kernel
@@ -712,7 +724,7 @@ lines(series, title, "sequence length s, b = 4", "MB kept by a block", provenanc
 predict("05.llama", unit="GiB")
 
 # %%
-from course_utils.estimating.exact.activations import loss_saved
+from course_utils.estimating.formula import loss_bytes
 from course_utils.estimating.published import (
     checkpoints_bytes,
     korthikanti_activation_bytes,
@@ -727,7 +739,7 @@ lecture = {
     "selective: L·s·b·h·34": 34 * s * b * h * L,
     "full: one input per block, 2·s·b·h·L": checkpoints_bytes(llama),
     "left out: the block being recomputed": korthikanti_block_bytes(llama),
-    "left out: what the loss keeps": sum_bytes(loss_saved(llama)),
+    "left out: what the loss keeps": loss_bytes(llama),
 }
 a, long = llama.model.heads, 16_384
 lecture["all, at s = 16,384"] = L * long * b * (34 * h + 5 * a * long)
@@ -758,10 +770,14 @@ bars(kinds, title, unit="GiB", kind="activations", highlight=last, provenance=so
 
 # %%
 reveal("05.llama", kinds[f"a Llama with flash attention, {real.word}"], unit="GiB")
-for item in block_saved(with_flash):
-    print(f"{item.operation:12s} {item.name:28s} {item.size / (s * b * h):6.3f} · s·b·h")
+for name, kept_bytes in block_table(with_flash).items():
+    print(f"{name:24s} {kept_bytes / (s * b * h):6.3f} · s·b·h, estimated")
+left = real.moments["end of forward"]["activations"] - activation_bytes(with_flash)
+print(f"{real.word} − estimate: {left:,} bytes = {L} layers × 2 blocks of 512 bytes")
 
 # %% [markdown]
+# **The gap** is the kernel's random state again: two tensors of a few numbers per layer, each in a block of 512 bytes.
+#
 # Flash attention removes the s² term, the reason for [selective
 # recomputation](../docs/glossary.md#selective-recomputation). The rest is above the lecture's 17 GiB: SwiGLU's four
 # wide tensors are most of a block. Change `seq_len` to 2048: which of the lecture's numbers halve?
@@ -796,7 +812,7 @@ for name, total in sums.items():
 # ZeRO's number leave out, with flash attention?
 
 # %%
-from course_utils.estimating.exact.activations import head_saved, stem_saved
+from course_utils.estimating.formula import head_bytes, stem_bytes
 from course_utils.estimating.published import zero_activation_bytes
 
 numbers = 12 * xl.model.hidden * xl.micro_batch * xl.seq_len * xl.model.layers
@@ -846,7 +862,7 @@ missing = {
     "dropout masks: 2": 2 * unit,
     "norms' statistics": 16 * token * L,
     "flash's logsumexp": 4 * a * token * L,
-    "outside the blocks": sum_bytes(stem_saved(xl) + head_saved(xl)),
+    "outside the blocks": stem_bytes(xl) + head_bytes(xl),
 }
 show_ledger(zero_terms | missing, found, columns=columns)
 rest = kept_flash - sum((zero_terms | missing).values())
@@ -870,14 +886,23 @@ activation_map("llama3.2-1b", gpu="A100-80GB")  # change this
 # %% [markdown]
 # <details><summary>An answer</summary>
 #
-# As the map opens, no card below 80 GB takes them. With bf16-master, an A100 with 40 GB takes them by so little that
-# the allocator's blocks decide. With full recomputation it takes them easily. With eager attention the line falls
+# As the map opens, no card below 80 GB takes them. With bf16-master, their tensors fit an A100 with 40 GB by so little
+# that the allocator decides: see the next cell. With full recomputation it takes them easily. With eager attention the line falls
 # faster to the right, where s² dominates. With an RTX 3090's or 4090's 24 GB, recomputation doubles the batch at most
 # lengths, and bf16-master changes nothing. An L4 gives a program less: there bf16-master decides whether anything fits.
 # With 16 GB nothing fits: all precisions keep 16 bytes per parameter, more than the card has. GPT-2 XL's line on 80 GB
 # ends at 1,024 tokens, its last position.
 #
 # </details>
+#
+# The map's line is the estimate. Where little room is left, ask the allocator: `verdict` sends each allocation of a
+# simulated step through it.
+
+# %%
+from course_utils import verdict
+
+near = TrainingRun("llama3.2-1b", 4, 2048, precision="bf16-master")  # change this
+print(verdict(near, "A100-40GB"))
 
 # %% [markdown]
 # ## In your own script

@@ -159,7 +159,8 @@ class Block(nn.Module):
 # what the block keeps.)
 
 # %%
-from course_utils import PRESETS, TrainingRun, estimate, format_bytes, measure, on_gpu, plus_minus
+from course_utils import PRESETS, TrainingRun, compare, estimate, format_bytes, measure
+from course_utils import on_gpu, plus_minus
 
 with on_gpu():
     block = Block(1600, 25).to("cuda", torch.bfloat16)
@@ -210,7 +211,8 @@ print(f"the formula is lowest at k = {best_interval(L, c)}, near √(L/c) = {(L 
 for k in ks:
     peak = format_bytes(by_k[k].total, "GB", 1)
     in_8 = format_bytes(estimate(xl.replace(recompute=f"every-{k}", loss_chunks=8)).total, "GB", 1)
-    print(f"k = {k:2d}: {peak} at the peak, in {by_k[k].label}; loss in 8 chunks: {in_8}")
+    where = by_k[k].label.split(":")[0]
+    print(f"k = {k:2d}: {peak} at the peak, in {where}; loss in 8 chunks: {in_8}")
 reveal("06.blocks", best, unit="blocks")
 
 # %% [markdown]
@@ -378,7 +380,8 @@ half = replace(PRESETS["gpt2"], layers=6)  # change this
 run = TrainingRun(half, micro_batch=8, seq_len=1024, precision="bf16-master")
 run = run.replace(optimizer="adamw-foreach")
 policies = ("none", "selective-attention", "selective", "full", "every-3", "offload")
-steps = {name: measure(run.replace(recompute=name)) for name in policies}
+compared = {name: compare(run.replace(recompute=name)) for name in policies}
+steps = {name: one.measurement for name, one in compared.items()}
 stack(
     steps,
     "Recomputation removes most activations; the states stay",
@@ -387,7 +390,7 @@ stack(
 
 # %%
 for name, real in steps.items():
-    gap = plus_minus(estimate(run.replace(recompute=name)).total - real.peak)
+    gap = plus_minus(compared[name].estimate.total - real.peak)
     kept = format_bytes(real.moments["after loss"]["activations"], "GB", 2)
     print(
         f"{name:20s} peak {format_bytes(real.peak, 'GB', 2)}, estimate − {real.word}: "
@@ -396,10 +399,14 @@ for name, real in steps.items():
 for name in ("none", "selective-attention"):
     peak = estimate(run.replace(recompute=name, attention="eager")).total
     print(f"{name:20s} with eager attention: {format_bytes(peak, 'GB', 2)} at the peak, estimated")
+for term, size in compared["none"].terms.items():
+    print(f"gap of “none”, {term}: {plus_minus(size)} bytes")
 
 # %% [markdown]
-# **The gap** is zero, because both sides count tensors. On a real GPU, cuBLAS's workspaces (`show` counts them), CUDA's
-# context and [reserved](../docs/glossary.md#allocated-and-reserved) memory without a tensor come on top.
+# **The gap** is small, and the last lines name it. The formula adds up tensors. The allocator gives each tensor whole
+# blocks of 512 bytes, even the loss and the random state of each block's attention, which the formula leaves out. On a
+# real GPU, cuBLAS's workspaces (`show` counts them), CUDA's context and
+# [reserved](../docs/glossary.md#allocated-and-reserved) memory without a tensor come on top.
 #
 # Full recomputation lowers the peak less than the activations: weights, optimizer states and the loss's own tensors
 # stay. "selective-attention" saves almost nothing here, because a [flash](../docs/glossary.md#flashattention) kernel
@@ -592,12 +599,7 @@ for what, size in {"all activations": moved, "only checkpoints": checkpoints}.it
 predict("06.percent", unit="%")
 
 # %%
-from course_utils.estimating.exact.activations import (
-    activation_bytes,
-    block_bytes,
-    loss_saved,
-    sum_bytes,
-)
+from course_utils.estimating.formula import activation_bytes, block_bytes, loss_bytes
 
 waits_for("06.percent")
 full = xl.replace(recompute="full")  # change this
@@ -608,9 +610,9 @@ claims = {
     "ZeRO's total, 12·h·b·s·L numbers": zero,
     "divided by √48: ZeRO's “about 8 GB”": zero / L**0.5,
     "one checkpoint per block": one_each,
-    "… plus one block run again, 34·s·b·h": one_each + block_bytes(full.replace(recompute="none")),
+    "… plus one block run again, 34·s·b·h": one_each + block_bytes(full),
     "kept at the end of forward": activation_bytes(full),
-    "… plus log-softmax, kept by the loss": activation_bytes(full) + sum_bytes(loss_saved(full)),
+    "… plus log-softmax, kept by the loss": activation_bytes(full) + loss_bytes(full),
     f"the same, {real.word}": real.moments["after loss"]["activations"],
 }
 for claim, size in claims.items():

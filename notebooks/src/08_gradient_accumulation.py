@@ -30,7 +30,8 @@
 # %%
 import torch
 
-from course_utils import TrainingRun, estimate, format_bytes, gpu, measure, on_gpu, plus_minus
+from course_utils import TrainingRun, compare, estimate, format_bytes, gpu, measure
+from course_utils import on_gpu, plus_minus
 from course_utils.interactive.guesses import predict, reveal
 
 predict("08.tokens", unit="thousand tokens")
@@ -395,20 +396,22 @@ print(f"100 at once: {format_bytes(estimate(whole).total, 'GB', 1)} at the peak 
 predict("08.memory", unit="GB")
 
 # %% [markdown]
-# Estimate every way to cut the batch, and measure four. `measure(run)` takes your loop's steps for any *run*: a model
-# with its batch, number formats and optimizer.
+# Estimate every way to cut the batch, and measure four. A *run* is a model with its batch, number formats and
+# optimizer. `compare(run)` estimates it, takes your loop's steps, and names the gap between the two.
 
 # %%
 sizes = [b for b in range(1, 101) if 100 % b == 0]
 by_size = {b: whole.replace(micro_batch=b, accumulation_steps=100 // b) for b in sizes}
 peaks = {b: estimate(one) for b, one in by_size.items()}
-found = {b: measure(by_size[b]) for b in (1, 4, 20, 100)}  # change this
+compared = {b: compare(by_size[b]) for b in (1, 4, 20, 100)}  # change this
+found = {b: one.measurement for b, one in compared.items()}
 for b, one in found.items():
     gap = peaks[b].total - one.peak
     print(
         f"{100 // b:3d} × {b:3d}: {format_bytes(one.peak, 'GB', 2)}, estimate − {one.word}: "
         f"{plus_minus(gap)} bytes"
     )
+print("25 ×   4:", compared[4].explanation())
 reveal("08.memory", found[4].peak)
 
 # %% tags=["hide-input"]
@@ -433,8 +436,9 @@ lines(
 )
 
 # %% [markdown]
-# **The gap** of 0 bytes says that the course's estimate and its simulation agree: both count the tensors of the same
-# step. (For 2 and 10, too? Add them to the tuple.) What does a GPU count? GPT-2 XL in 8 micro-batches of 4 was
+# **The gap** has names. The estimate is plain arithmetic, and adds up tensors. The allocator gives each tensor whole
+# blocks of 512 bytes, even the loss and the random state of each block's attention, which the formula leaves out. (Is
+# the gap the same for 2 and 10? Add them to the tuple.) What does a GPU count? GPT-2 XL in 8 micro-batches of 4 was
 # recorded on one:
 
 # %%
@@ -451,10 +455,11 @@ print(
 )
 
 # %% [markdown]
-# The GPU had the same tensors. Its allocator counts more: workspaces, and blocks that are larger than their tensors. It
-# also [reserves](../docs/glossary.md#allocated-and-reserved) memory in advance. CUDA's
-# [context](../docs/glossary.md#context-cuda), hundreds of MB, is in none of these numbers.
-# [All recorded runs](../docs/gpu_results.md) have their gaps in one table.
+# The GPU had the same tensors, and two of a few numbers in a block of 512 bytes each. Its allocator counts more:
+# workspaces, and blocks that are larger than their tensors. It also
+# [reserves](../docs/glossary.md#allocated-and-reserved) memory in advance. CUDA's
+# [context](../docs/glossary.md#context-cuda), hundreds of MB, is in none of these numbers. [All recorded
+# runs](../docs/gpu_results.md) have their gaps in one table.
 #
 # People say that the peak is "one micro-batch's". Compare 25 micro-batches of 4 with one step on 4 sequences.
 
