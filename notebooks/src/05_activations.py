@@ -887,11 +887,11 @@ activation_map("llama3.2-1b", gpu="A100-80GB")  # change this
 # <details><summary>An answer</summary>
 #
 # As the map opens, no card below 80 GB takes them. With bf16-master, their tensors fit an A100 with 40 GB by so little
-# that the allocator decides: see the next cell. With full recomputation it takes them easily. With eager attention the line falls
-# faster to the right, where s² dominates. With an RTX 3090's or 4090's 24 GB, recomputation doubles the batch at most
-# lengths, and bf16-master changes nothing. An L4 gives a program less: there bf16-master decides whether anything fits.
-# With 16 GB nothing fits: all precisions keep 16 bytes per parameter, more than the card has. GPT-2 XL's line on 80 GB
-# ends at 1,024 tokens, its last position.
+# that the allocator decides: see the next cell. With full recomputation it takes them easily. With eager attention the
+# line falls faster to the right, where s² dominates. With an RTX 3090's or 4090's 24 GB, recomputation doubles the
+# batch at most lengths, and bf16-master changes nothing. An L4 gives a program less: there bf16-master decides whether
+# anything fits. With 16 GB nothing fits: all precisions keep 16 bytes per parameter, more than the card has. GPT-2 XL's
+# line on 80 GB ends at 1,024 tokens, its last position.
 #
 # </details>
 #
