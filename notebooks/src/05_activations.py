@@ -2,7 +2,7 @@
 # jupyter:
 #   course:
 #     minutes: 90
-#     cpu_seconds: 20
+#     cpu_seconds: 25
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
