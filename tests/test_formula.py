@@ -2,6 +2,7 @@
 
 import dataclasses
 from math import prod
+from typing import Any
 
 import pytest
 from drawn_runs import random_run
@@ -59,7 +60,7 @@ def test_every_moment_that_a_simulation_names_is_near(layers: int, choices: dict
             assert peak == pytest.approx(highest.total, rel=0.01), phase
 
 
-def korthikanti(**choices: object) -> TrainingRun:
+def korthikanti(**choices: Any) -> TrainingRun:
     model = dataclasses.replace(PRESETS["gpt3-175b"], dropout=0.1)
     return TrainingRun(model, 1, 2048, "bf16-master", attention="eager", **choices)
 
@@ -102,7 +103,7 @@ def test_rows_of_a_block_name_every_matrix_once() -> None:
         assert formula.block_table(run) and all(size > 0 for size in formula.block_table(run).values())
 
 
-def test_anything_but_a_run_is_refused() -> None:
-    for verb in (estimate, moments):
-        with pytest.raises(TypeError, match=r"write estimate\(TrainingRun"):
-            verb("gpt2")
+@pytest.mark.parametrize("verb", [estimate, moments])
+def test_anything_but_a_run_is_refused(verb: Any) -> None:
+    with pytest.raises(TypeError, match=r"write estimate\(TrainingRun"):
+        verb("gpt2")

@@ -164,7 +164,7 @@ def fit(chosen: Namespace) -> int:
 
 
 def _verdict(run: Any, card: str) -> str:
-    """What the allocator makes of a plan's simulated step, or why this is an estimate only."""
+    """Text on what the allocator makes of a plan's simulated step, or why this is an estimate only."""
     try:
         from .. import verdict
 

@@ -107,7 +107,7 @@ def plus(start: Bytes, parts: Bytes) -> Bytes:
 
 
 def step_of(run: TrainingRun) -> Step:
-    """What the moments of `run` are made of."""
+    """The parts that the moments of `run` are made of."""
     alone = run
     if run.zero_stage >= 2:  # the shards are the master weights
         recipe = "bf16-master" if run.precision.name == "bf16-master-fp32grad" else run.precision
@@ -138,7 +138,7 @@ def persistent(run: TrainingRun) -> Bytes:
 
 
 def before_forward(run: TrainingRun, full: Bytes, moment: Moment) -> Bytes:
-    """What is there when the micro-batch that needs most begins: the gradients of those before it included.
+    """Bytes there when the micro-batch that needs most begins, the gradients of those before it included.
 
     As views of buckets gradients are there twice until the last micro-batch has ended, those that no_sync
     left besides the buckets too. Of two micro-batches that is until backward reaches their block.

@@ -37,7 +37,7 @@ class Row(NamedTuple):
 
 
 class Letters(NamedTuple):
-    """What the rows of a run share: sizes of one rank, and from X on bytes of tensors.
+    """Sizes that the rows of a run share, of one rank; from X on they are bytes of tensors.
 
     Of a micro-batch's `t` tokens, sequence parallelism leaves `u` in the residual stream. Bytes per element
     are `c` in matrix products, `r` in the residual stream, `n` after a norm. Widths are `h`, `q`, `kv`, `f`;
@@ -324,7 +324,7 @@ def queries_keys_values(run: TrainingRun, x: Letters) -> Bytes:
 
 
 def parts_as_they_are(run: TrainingRun) -> dict[str, bool]:
-    """Whether queries, keys and values are kept as their product made them."""
+    """True for queries, keys or values that are kept as their product made them."""
     as_they_are = run.attention != "eager" or 1 in (run.micro_batch, run.model.heads)
     turned = run.model.positions == "rotary"
     repeated = repeats(run)

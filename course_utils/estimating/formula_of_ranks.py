@@ -107,7 +107,7 @@ class Group(NamedTuple):
 
 
 class Buffers(NamedTuple):
-    """What FSDP2 holds besides shards around the parts of a step, in bytes; nothing for other runs.
+    """Bytes that FSDP2 holds besides shards around the parts of a step; nothing for other runs.
 
     With stage 3 a block's parameters go after use and are gathered anew for backward. In forward a block's
     flat buffer stays until the next one's parameters are copied out of theirs; in backward the next block is
@@ -121,33 +121,33 @@ class Buffers(NamedTuple):
 
     @property
     def in_stem(self) -> int:
-        """At the first block's gathering, with the buffer of what is outside the blocks."""
+        """Bytes at the first block's gathering, with the buffer of what is outside the blocks."""
         return self.outer.whole + self.outer.arrived + self.block.whole + self.block.arrived
 
     @property
     def in_forward(self) -> int:
-        """At the last block's gathering."""
+        """Bytes at the last block's gathering in forward."""
         blocks = 1 if self.stage == 3 else self.layers
         return self.outer.whole + blocks * self.block.whole + 2 * self.block.arrived
 
     @property
     def at_head(self) -> int:
-        """At the loss: what is outside the blocks is whole all the time."""
+        """Bytes at the loss: what is outside the blocks is whole all the time."""
         return self.outer.whole + (self.layers * self.block.whole if self.stage == 2 else 0)
 
     @property
     def at_head_backward(self) -> int:
-        """In backward of the head the last block is on its way."""
+        """Bytes in backward of the head: the last block is on its way."""
         return self.at_head + self._next(self.layers)
 
     def in_block(self, index: int) -> int:
-        """In backward of a block, counted from the first."""
+        """Bytes in backward of a block, counted from the first."""
         blocks = 1 if self.stage == 3 else index + 1
         summed = self.block.summed if index < self.layers - 1 else 0
         return self.outer.whole + blocks * self.block.whole + self._next(index) + summed
 
     def at_sum(self, index: int) -> int:
-        """When a block's whole gradients are copied to be summed: its parameters have gone."""
+        """Bytes when a block's whole gradients are copied to be summed: its parameters have gone."""
         blocks = 0 if self.stage == 3 else index
         return self.outer.whole + blocks * self.block.whole + self._next(index) + self.block.summed
 

@@ -142,7 +142,7 @@ def _by_kind(outcomes: Sequence[Comparison], source: str) -> Table:
 
 
 def kinds_of(run: TrainingRun) -> list[tuple[str, str]]:
-    """What is chosen in a run, by the name of the choice."""
+    """Pairs of a choice's name and what is chosen in a run."""
     parts = {
         "experts": run.model.experts > 0,
         "unfused GELU and RMSNorm": run.model.unfused,

@@ -15,9 +15,9 @@ CONTEXT = 549_060_608
 """Bytes of CUDA's context, as recorded on an H200 (docs/gpu_results.md), taken for that of any card."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Verdict:
-    """Whether `run` fits `card`, and the bytes that say so.
+    """The answer whether `run` fits `card`, and the bytes that say so.
 
     `estimated` is the closed form's peak, `tensors` the simulated step's, `reserved` what the allocator takes
     for it. All have to be in `room`, what the card leaves after the driver's share and CUDA's context.
@@ -37,7 +37,7 @@ class Verdict:
         """True if the allocator found room for every tensor of the step."""
         return not self.failure
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         rows = [
             ("closed form", self.estimated),
             ("simulated step, tensors", self.tensors),
@@ -49,12 +49,11 @@ class Verdict:
 
 
 def verdict(run: TrainingRun, card: str | Gpu) -> Verdict:
-    """Whether `run` fits `card`: its simulated step goes through the caching allocator with the card's room.
+    """The answer whether `run` fits `card`: its simulated step goes through the allocator, in the card's room.
 
     The run names the card for cuBLAS's workspaces. NCCL's buffers and other programs on the card are not in
-    it. Raises ValueError like `measure`, and for a card
-    that cannot run `run`; SimulationUnavailable where torch cannot simulate a step: `estimate` and `fit` work
-    there, without a verdict.
+    it. Raises ValueError like `measure`, and for a card that cannot run `run`; SimulationUnavailable where
+    torch cannot simulate a step: `estimate` and `fit` work there, without a verdict.
     """
     card = card if isinstance(card, Gpu) else gpu(card)
     if reason := unsupported(run, card.capability):
