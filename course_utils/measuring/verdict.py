@@ -49,7 +49,7 @@ class Verdict:
 
 
 def verdict(run: TrainingRun, card: str | Gpu) -> Verdict:
-    """The answer whether `run` fits `card`: its simulated step goes through the allocator, in the card's room.
+    """The answer whether `run` fits `card`: its simulated step goes through the allocator in the room there.
 
     The run names the card for cuBLAS's workspaces. NCCL's buffers and other programs on the card are not in
     it. Raises ValueError like `measure`, and for a card that cannot run `run`; SimulationUnavailable where
