@@ -140,18 +140,21 @@ def persistent(run: TrainingRun) -> Bytes:
 def before_forward(run: TrainingRun, full: Bytes, moment: Moment) -> Bytes:
     """Bytes there when the micro-batch that needs most begins, the gradients of those before it included.
 
-    As views of buckets gradients are there twice until the last micro-batch has ended, those that no_sync
-    left besides the buckets too. Of two micro-batches that is until backward reaches their block.
+    As views of buckets gradients are there twice until the last micro-batch: those that no_sync left besides
+    the buckets go in its backward, layer by layer. Of two micro-batches it needs most.
     """
     if not run.accumulates:
         return full | {"gradients": 0}
-    twice = run.bucket_view and run.set_to_none and run.accumulation_steps > 1
-    if twice and (run.accumulation_steps > 2 or moment.name not in ENDS):
-        return full | {"gradients": 2 * full["gradients"]}
-    return full
-
-
-ENDS = ("backward of the first block", "backward of the embedding")
+    if not (run.bucket_view and run.set_to_none and run.accumulation_steps > 1):
+        return full
+    besides = full["gradients"]
+    if run.accumulation_steps == 2:
+        stem = sum(map(prod, local(run).before.values()))
+        block = sum(map(prod, local(run).block.values()))
+        left = {"backward of the embedding": stem, "backward of the first block": stem + block}
+        if moment.name in left:
+            besides = run.precision.gradient * left[moment.name]
+    return full | {"gradients": full["gradients"] + besides}
 
 
 # Activations: what forward keeps for backward

@@ -67,7 +67,7 @@ def stepped(run: TrainingRun) -> Trainable:
     mine = local(run)
     if run.zero_stage != 1:
         return mine
-    blocks = {f"{layer}.{name}": shape for layer in range(mine.layers) for name, shape in mine.block.items()}
+    blocks = {f"{name}.{layer}": shape for layer in range(mine.layers) for name, shape in mine.block.items()}
     share = zero_1_shares(mine.before | blocks | mine.after, run.world_size)[0]
     return Trainable(dict(share), {}, 0, {})
 

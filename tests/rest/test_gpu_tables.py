@@ -93,7 +93,7 @@ def test_the_furthest_off_comes_first_and_only_the_newest_of_a_run_on_a_whole_ca
     shipped(run_line(RUNS[0], 1.2, date="2026-12-01"))
     table = next(table for table in gpu_tables() if table.name == "gpu_runs")
     assert [row[0] for row in table.rows] == [RUNS[0].code(), RUNS[1].code()]
-    assert table.rows[0][5] == pytest.approx(-1.186, abs=0.01) and table.rows[0][-1] == round(0.012 * KNOWN)
+    assert table.rows[0][4] == pytest.approx(-1.186, abs=0.01) and table.rows[0][-1] == round(0.012 * KNOWN)
     assert recorded.recordings("H200 as T4-16GB")
 
 

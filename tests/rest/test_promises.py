@@ -28,7 +28,7 @@ print(json.dumps(dict(used=1024 * int(used.split()[1]), peak=measured.peak, back
 def test_two_steps_of_gpt2_xl_take_less_than_a_gigabyte_of_host_memory():
     found = json.loads(fresh_process(SIMULATED.format(arguments="'gpt2-xl', 32, 1024", steps=2)))
     assert found["used"] < 1 * GB
-    assert found["peak"] == estimate(TrainingRun("gpt2-xl", 32, 1024)).total
+    assert found["peak"] == pytest.approx(estimate(TrainingRun("gpt2-xl", 32, 1024)).total, rel=1e-6)
 
 
 def test_a_step_of_llama3_70b_is_simulated_in_full_and_as_estimated():
@@ -37,7 +37,8 @@ def test_a_step_of_llama3_70b_is_simulated_in_full_and_as_estimated():
     found = json.loads(fresh_process(SIMULATED.format(arguments=arguments, steps=1)))
     run = TrainingRun("llama3-70b", micro_batch=1, seq_len=8192, precision="bf16-master")
     master_weights = {"optimizer_states": tensors_bytes(run.model, 4)}
-    assert found["backward"] == dict(moments(run)["backward of the loss"]) | master_weights
+    expected = dict(moments(run)["backward of the loss"]) | master_weights
+    assert found["backward"] == pytest.approx(expected, rel=1e-5)
     assert found["used"] < 24 * GiB
 
 
