@@ -7,6 +7,7 @@ from engine import GPT, shallow
 
 from course_utils import TrainingRun, estimate, gpu, measure, replay, verdict
 from course_utils.errors import SimulationUnavailable
+from course_utils.gpus import Gpu
 from course_utils.measuring import verdict as module
 from course_utils.measuring.verdict import CONTEXT
 
@@ -31,6 +32,14 @@ def test_what_the_allocator_finds_no_room_for_does_not_fit_though_its_tensors_wo
     found = verdict(RUN, card)
     assert found.tensors < found.room and not found.fits
     assert "out of GPU memory" in found.failure and f"✗ {found.failure}" in str(found)
+
+
+def test_a_card_that_is_not_in_the_catalog_adds_no_workspaces() -> None:
+    run = TrainingRun("tiny-gpt", 2, 64, "amp-fp16", attention="efficient")
+    here, listed = verdict(run, Gpu("Tesla T4", 2 * 10**9, (7, 5))), verdict(run, "T4-16GB")
+    assert here.fits and here.run == run and listed.run.card == "T4-16GB"
+    assert here.estimated < listed.estimated, "cuBLAS's workspaces"
+    assert not verdict(run, Gpu("Tesla T4", 6 * 10**8, (7, 5))).fits
 
 
 def test_a_card_that_cannot_run_it_and_a_torch_that_cannot_simulate_are_named(

@@ -92,19 +92,28 @@ class Comparison:
         It leaves out tensors of a few numbers, such as the loss and the kernels' seeds, and autocast's copies
         of biases.
         """
-        there = [
-            item for item in self.measurement.alive_at(self.measurement.peak_event) if item.kind not in STATES
-        ]
+        there = self._beside_states()
         rounded = sum(max(0, item.bytes - item.requested) for item in there)
-        few = sum(item.requested for item in there if item.requested <= 64)
-        biases = [item for item in there if item.kind == "weight_copies" and len(item.shape) == 1]
         named = {
             f"rounding {len(there):,} tensors to blocks of 512 bytes": -rounded,
-            "tensors of a few numbers, such as the loss": -few,
-            "autocast's copies of biases": -sum(item.requested for item in biases),
+            "tensors of a few numbers, such as the loss": -sum(i.requested for i in there if is_small(i)),
+            "autocast's copies of biases": -sum(i.requested for i in there if is_bias_copy(i)),
         }
         gap = self.estimate.total - self.measurement.peak
         return {name: size for name, size in named.items() if size} | {"elsewhere": gap - sum(named.values())}
+
+    def _beside_states(self) -> list[Allocation]:
+        """The tensors at the peak that the formula does not round to blocks."""
+        alive = self.measurement.alive_at(self.measurement.peak_event)
+        return [item for item in alive if item.kind not in STATES]
+
+    def _elsewhere(self) -> dict[str, int]:
+        """The differences by kind, without the terms that have a name."""
+        left = self.differences
+        for item in self._beside_states():
+            whole = is_small(item) or is_bias_copy(item)
+            left[item.kind] += item.requested * whole + max(0, item.bytes - item.requested)
+        return left
 
     def rows(self) -> list[dict[str, Any]]:
         """A flat row, in bytes, for each kind that occurs, their sum, and the allocator's two counters.
@@ -179,8 +188,9 @@ class Comparison:
         *named, (_, elsewhere) = self.terms.items()
         parts = [f"{plus_minus(size)} by {name}" for name, size in named]
         if elsewhere:
-            kind = max(self.differences, key=lambda name: abs(self.differences[name]))
-            most = f", most of it in {kind.replace('_', ' ')}" if self.differences[kind] else ""
+            left = self._elsewhere()
+            kind = max(left, key=lambda name: abs(left[name]))
+            most = f", most of it in {kind.replace('_', ' ')}" if left[kind] else ""
             parts.append(f"{plus_minus(elsewhere)} elsewhere{most}")
         return f"{text}: {', '.join(parts)}."
 
@@ -215,6 +225,16 @@ class Comparison:
         provenance = escape(str(self.measurement.provenance))
         notes = f"<p>{escape(self.explanation())}<br><small>{provenance}</small></p>"
         return f"{html_table(rows, caption=str(self.run))}{notes}"
+
+
+def is_small(item: Allocation) -> bool:
+    """True for a tensor of a few numbers, which the formula leaves out."""
+    return item.requested <= 64
+
+
+def is_bias_copy(item: Allocation) -> bool:
+    """True for autocast's copy of a bias, which the formula leaves out."""
+    return item.kind == "weight_copies" and len(item.shape) == 1 and not is_small(item)
 
 
 def compare(run: TrainingRun, source: str = "auto", steps: int = 2) -> Comparison:

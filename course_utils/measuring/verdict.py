@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from ..allocator.replay import replay
 from ..errors import SimulationUnavailable
 from ..estimating import estimate
-from ..gpus import Gpu, gpu
+from ..gpus import GPUS, Gpu, gpu
 from ..planning.twin import named, unsupported
 from ..run import TrainingRun
 from ..units import format_bytes
@@ -51,14 +51,16 @@ class Verdict:
 def verdict(run: TrainingRun, card: str | Gpu) -> Verdict:
     """The answer whether `run` fits `card`: its simulated step goes through the allocator in the room there.
 
-    The run names the card for cuBLAS's workspaces. NCCL's buffers and other programs on the card are not in
-    it. Raises ValueError like `measure`, and for a card that cannot run `run`; SimulationUnavailable where
-    torch cannot simulate a step: `estimate` and `fit` work there, without a verdict.
+    A card of the catalog adds cuBLAS's workspaces; `card_here()` may be another one. NCCL's buffers and other
+    programs on the card are not in it. Raises ValueError like `measure`, and for a card that cannot run
+    `run`; SimulationUnavailable where torch cannot simulate a step: `estimate` and `fit` work there, without
+    a verdict.
     """
     card = card if isinstance(card, Gpu) else gpu(card)
     if reason := unsupported(run, card.capability):
         raise ValueError(reason)
-    run = run.replace(card=card.name)
+    if card.name in GPUS:
+        run = run.replace(card=card.name)
     measured = measure(run, "simulated")
     if measured.source != "simulated":
         raise SimulationUnavailable(f"a verdict needs a simulated step, this is {measured.provenance}")

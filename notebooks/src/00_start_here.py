@@ -207,7 +207,7 @@ reveal("00.gpt2", ran.peak)
 timeline(ran, "GPT-2: most of the memory comes and goes within a step", steps=[2])
 
 # %% [markdown]
-# `compare` shows both, kind by kind.
+# `compare` shows both, kind by kind, and says where the gap comes from.
 
 # %%
 from course_utils import compare
@@ -218,8 +218,11 @@ compare(run)
 # %% [markdown]
 # Three lines are totals. *Tensors* is the sum of the kinds. The *allocator's counter* adds the rests of blocks that are
 # larger than their tensors. *Reserved* is all that PyTorch has taken from the driver: it also has free blocks, kept for
-# the next request. `nvidia-smi` would show even more, because CUDA needs memory of its own, its
-# [context](../docs/glossary.md#context-cuda).
+# the next request. No formula gives these two. `nvidia-smi` would show even more, because CUDA needs memory of its own,
+# its [context](../docs/glossary.md#context-cuda).
+#
+# **The gap** is what you saw at the loss: a tensor takes whole blocks of 512 bytes. The formula counts activations and
+# temporaries without that, and leaves out tensors of a few numbers.
 
 # %% [markdown]
 # ## A real training, on your processor

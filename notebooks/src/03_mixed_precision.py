@@ -685,9 +685,9 @@ stack(states, title, provenance="estimated from formulas")
 # %% [markdown]
 # fp32 and autocast take the same 16 bytes per parameter as ZeRO's recipe. Only bf16 alone and fp8 take less.
 #
-# **The gap** is 0 because both sides count tensors. A real card adds CUDA's context, cuBLAS's
-# [workspaces](../docs/glossary.md#workspace), and what the allocator reserves beyond its tensors ([lesson
-# 12](12_allocator_and_fragmentation.ipynb)).
+# **The gap** is 0 because the formula rounds each of these tensors to blocks, as the allocator does. A real card adds
+# CUDA's context, cuBLAS's [workspaces](../docs/glossary.md#workspace), and what the allocator reserves beyond its
+# tensors ([lesson 12](12_allocator_and_fragmentation.ipynb)).
 #
 # ### 16, 18, 20: who says what
 # Before you compare two tools, ask which terms they include.

@@ -43,7 +43,7 @@ page = explore()
 page
 
 # %% [markdown]
-# You see estimates by the course's exact engine, which is checked against steps that really run ([lesson
+# You see estimates by the course's closed form, which is checked against steps that really run ([lesson
 # 01](01_where_did_the_memory_go.ipynb) shows how). They leave out the memory that CUDA itself takes, so a change counts
 # as *fits* only with 5 % to spare. Seconds are work divided by the rates of the data sheet: good enough to rank
 # changes, but not a promise.
