@@ -59,12 +59,13 @@ def verdict(run: TrainingRun, card: str | Gpu) -> Verdict:
     card = card if isinstance(card, Gpu) else gpu(card)
     if reason := unsupported(run, card.capability):
         raise ValueError(reason)
+    room = card.room  # of a card here, what is free: its context is there already
     if card.name in GPUS:
         run = run.replace(card=card.name)
+        room -= CONTEXT
     measured = measure(run, "simulated")
     if measured.source != "simulated":
         raise SimulationUnavailable(f"a verdict needs a simulated step, this is {measured.provenance}")
-    room = card.room - CONTEXT
     replayed = replay(measured, room)
     found = {"estimated": estimate(run).total, "tensors": measured.peak, "reserved": replayed.peak_reserved}
     return Verdict(run, card, **found, room=room, failure=replayed.message)
