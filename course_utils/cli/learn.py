@@ -31,8 +31,8 @@ JUPYTERLAB = (
 MODEL = f"one of {', '.join(PRESETS)}, or the path of a Hugging Face config.json"
 
 CLOSED_FORMS_ONLY = (
-    "Tensor and sequence parallelism have only closed forms for what one rank keeps. In Python, see "
-    "course_utils.rank_states and course_utils.estimating.megatron."
+    "Tensor and sequence parallelism are estimated in Python alone, as nothing here measures them: "
+    "course_utils.estimate takes a TrainingRun with tensor_parallel."
 )
 
 _OPTIONS_FILE = Path(__file__).with_name("run_options.toml")

@@ -127,7 +127,7 @@ def _measurable(run: Any, given: list[str]) -> TrainingRun:
         )
     if run.tensor_parallel > 1:
         raise ValueError(
-            "tensor parallelism has closed forms only:"
+            "tensor parallelism is not measured: estimate(run) counts it,"
             " course_utils.rank_states(run) says what one rank keeps; or set tensor_parallel=1"
         )
     return run
