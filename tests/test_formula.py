@@ -60,6 +60,21 @@ def test_every_moment_that_a_simulation_names_is_near(layers: int, choices: dict
             assert peak == pytest.approx(highest.total, rel=0.01), phase
 
 
+def test_in_lora_too_gradients_of_later_blocks_are_there_in_backward_of_the_first() -> None:
+    choices: dict[str, Any] = {
+        "optimizer": "sgd",
+        "recompute": "full",
+        "lora_rank": 64,
+        "lora_targets": ("attention", "mlp"),
+    }
+    run = TrainingRun(tiny("llama", layers=16), 1, 128, "bf16", **choices)
+    factors = sum(map(prod, formula.local(run).block.values()))
+    found = estimate(run)
+    assert found.label.startswith("backward of the first block")
+    assert found["gradients"] >= 2 * 15 * factors
+    assert found.total == pytest.approx(simulate(run).peak, rel=0.01)
+
+
 def korthikanti(**choices: Any) -> TrainingRun:
     model = dataclasses.replace(PRESETS["gpt3-175b"], dropout=0.1)
     return TrainingRun(model, 1, 2048, "bf16-master", attention="eager", **choices)

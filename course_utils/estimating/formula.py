@@ -463,18 +463,20 @@ def keeps_stream(step: Step) -> bool:
 
 
 def gradients_before(step: Step, index: int) -> int:
-    """Bytes of new gradients when backward of a block begins: of the head, and of all blocks after it."""
+    """Bytes of new gradients when backward of a block begins: of the head, and of all blocks after it.
+
+    LoRA's head has none.
+    """
     run = step.run
-    if run.lora_rank:
-        return 0
+    Vh = 0 if run.lora_rank else step.V * step.x.h
     done = run.model.layers - 1 - index
     if run.zero_stage >= 2:
         shares = 0 if run.accumulates else done * step.buffers.block.share
-        return run.precision.weight * step.V * step.x.h + shares
+        return run.precision.weight * Vh + shares
     if run.accumulates:
         return 0
     of_block = sum(map(prod, local(run).block.values()))
-    return run.precision.gradient * (step.V * step.x.h + done * of_block)
+    return run.precision.gradient * (Vh + done * of_block)
 
 
 def waiting(step: Step) -> int:

@@ -366,10 +366,13 @@ stack(rows, title, provenance=str(rank.provenance))
 
 # %%
 from course_utils.lessons.sharding.zero import gathered_terms
+from course_utils.measuring.compare import Comparison
 
 reveal("11.peak", rank.peak)
 off = plus_minus(estimate(llama).total - rank.peak)
-print(f"estimated − {rank.word}: {off} bytes (both are the course's own)")
+print(f"estimated − {rank.word}: {off} bytes (both are the course's own), of it")
+for term, size in Comparison(llama, estimate(llama), rank).terms.items():
+    print(f"    {term:46s} {plus_minus(size):>7s}")
 gap = plus_minus(sum(formula(llama).values()) - rank.peak)
 print(f"the gap, ZeRO's formula − {rank.word}: {gap} bytes, of it")
 for name, size in gathered_terms(llama).items():
@@ -379,9 +382,12 @@ communication = rank.breakdown["communication"]
 print(f"    together {together:,} bytes; {rank.word} communication {communication:,} bytes")
 
 # %% [markdown]
-# ZeRO's formula has none of these four terms, and none shrinks with D. The largest unit is the outermost: embedding and
-# head. It stays gathered in bf16 from forward to the end of backward. Then its whole gradient follows. A finished
-# block's gradients are flattened in fp32 for the reduce-scatter. So from some D on, more ranks hardly help:
+# The estimate leaves out the allocator's rounding, tiny tensors, and the last norm's gradient (*elsewhere*), which is
+# whole until the embedding's is there, too.
+#
+# ZeRO's formula has none of the four gathered terms, and none shrinks with D. The largest unit is the outermost:
+# embedding and head. It stays gathered in bf16 from forward to the end of backward. Then its whole gradient follows. A
+# finished block's gradients are flattened in fp32 for the reduce-scatter. So from some D on, more ranks hardly help:
 
 # %%
 for D in (8, 32, 128, 512):  # change this

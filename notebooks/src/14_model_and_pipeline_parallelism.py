@@ -529,6 +529,7 @@ for name, norm in zip(("complete MLP", "cut by hand", "cut by torch"), norms, st
 # tensor parallelism of 8 reduce what all blocks keep (total below)?
 
 # %%
+from course_utils import estimate
 from course_utils.estimating.megatron import activation_bytes
 
 gpt3 = TrainingRun("gpt3-175b", 1, 2048, "bf16-master", attention="eager")
@@ -556,13 +557,16 @@ for t in (2, 4, 8, 16):
     )
 with_8 = activation_bytes(gpt3.replace(tensor_parallel=8))
 reveal("14.tensor", activation_bytes(gpt3) / with_8, unit="times")
+one_of_8 = estimate(gpt3.replace(tensor_parallel=8))
+print(f"one of 8 ranks, whole step: estimated peak {format_bytes(one_of_8.total, 'GB', 0)}")
 
 # %% [markdown]
 # The factor stays below t because the 10 is not divided. Messages differ, too: ZeRO sends weights, the same bytes for
 # any number of tokens. Tensor parallelism sends activations, and waits for them: per block four all-reduces of s·b·h
 # numbers, two forward and two backward. In a ring, each rank sends 2(t − 1)/t times that ([lesson
-# 10](10_data_parallelism.ipynb)), so 8(t − 1)/t · s·b·h numbers per block (printed last). So it stays within a machine,
-# where links are fast.
+# 10](10_data_parallelism.ipynb)), so 8(t − 1)/t · s·b·h numbers per block (printed for each t). So it stays within a
+# machine, where links are fast. The last line is `estimate`'s closed form for one rank: states and the loss, too.
+# No simulated step checks it.
 
 # %% [markdown]
 # ## Which parallelism, when?

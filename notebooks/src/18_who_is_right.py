@@ -339,6 +339,7 @@ three_ways(llama, measured["Llama 3.1 8B"])
 # %%
 from course_utils import estimate
 from course_utils.lessons.calculators.calculators import autocast_formula, outside_blocks
+from course_utils.measuring.compare import Comparison
 
 missing = real["GPT-2 XL"].peak - sum(autocast_formula(xl).values())
 reveal("18.ledger", missing, unit="MB")
@@ -347,11 +348,17 @@ for name, size in outside_blocks(measured["GPT-2 XL"]).items():
 for model, run in runs.items():
     gap = plus_minus(estimate(run).total - real[model].peak)
     print(f"{model}: the course's estimate − {word} = {gap} bytes")
+    for term, size in Comparison(run, estimate(run), measured[model]).terms.items():
+        print(f"    {term:46s} {plus_minus(size):>7s}")
 
 # %% [markdown]
 # **The gap** for GPT-2 XL is the mask of the dropout after the embedding, one byte per number, and the last norm's
 # statistics: both in the list above, neither in the table. The rest is rounding to blocks of 512 bytes, and the random
 # state that a flash kernel keeps. A handful of lines on paper is right to a thousandth.
+#
+# `estimate` is such a table, with a line for every tensor of some size
+# ([formula.py](../course_utils/estimating/formula.py)). Its own gap is printed term by term: only rounding, and tensors
+# of a few numbers.
 #
 # A real card adds what a simulation cannot see: CUDA's context, and the scratch of some kernels. It also adds cuBLAS's
 # workspaces, which a run counts only if it names its `card`.
@@ -404,7 +411,7 @@ ten_rows()
 
 # %% [markdown]
 # So a program that knows each tensor and each rule of the allocator can predict a card. Can a formula? Ask the nine,
-# and our closed form and estimate, about the published steps of transformers. Each gets the run nearest to the step. A
+# and `estimate`, our closed form, about the published steps of transformers. Each gets the run nearest to the step. A
 # formula that does not cover the run, or counts something else than the GPU, gives no answer.
 #
 # **Your guess.** Half of the nine's answers are further from the card than how many percent?
@@ -444,9 +451,9 @@ Table("judged", "Answer / measured", headings, tuple(rows))
 # **The gap.** accelerate and ZeRO come near where states are nearly everything. Megatron-LM meets one row by chance: it
 # counts 18 bytes per parameter instead of 16, two matrices in the MLP instead of three, and no s×s scores.
 #
-# Our two miss rows, too. The closed form knows only torch's kernels. The estimate also knows a norm and a GELU made of
-# single operations, but not a handwritten softmax, or another kind of checkpoint ([what each
-# costs](../docs/reference_code.md)). A simulation of the row's own code has all of that. So measure your own step.
+# Our closed form misses rows, too. It knows torch's kernels, and a norm and a GELU made of single operations, but not a
+# handwritten softmax, or another kind of checkpoint ([what each costs](../docs/reference_code.md)). A simulation of the
+# row's own code has all of that. So measure your own step.
 #
 # **Your guess.** The course predicted its own runs, then ran them on an NVIDIA H200. In how many percent of them does
 # the simulation, with the allocator's blocks, meet `max_memory_allocated` to the byte?

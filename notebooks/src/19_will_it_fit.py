@@ -2,7 +2,7 @@
 # jupyter:
 #   course:
 #     minutes: 60
-#     cpu_seconds: 40
+#     cpu_seconds: 45
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -83,9 +83,10 @@ for name, setting in {"as it is": {}, "expandable segments": {"expandable_segmen
 
 # %% [markdown]
 # **The rule is a first test, for tensors and workspaces.** A run that passes it can still run out of memory, because
-# the allocator reserves more than tensors need. Before you rely on a plan, subtract the context from the room and
-# `replay` the step. An H200 tried 20 runs with less and less memory: [the rule, the replay, and what
-# worked](../docs/evidence.md#the-smallest-card-that-works). In this lesson, *fits* means: by the rule.
+# the allocator reserves more than tensors need. Before you rely on a plan, ask `verdict(run, card)`. It simulates the
+# step, and replays its allocations with the room that CUDA's context leaves. An H200 tried 20 runs with less and less
+# memory: [the rule, the replay, and what worked](../docs/evidence.md#the-smallest-card-that-works). In this lesson,
+# *fits* means: by the rule.
 #
 # cuBLAS, which multiplies matrices, takes a part, too: torch gives it a [workspace](../docs/glossary.md#workspace) for
 # each thread that multiplies, and never takes it back. Forward runs on your thread, backward on autograd's, so there
@@ -181,16 +182,16 @@ print(f"peaks: {of_plan} and {of_full}")
 # Running all blocks again costs arithmetic. Reading the weights sixteen times costs bandwidth, and the card has plenty.
 # (Data-sheet rates without overlap rank plans; never quote them as times.)
 #
-# Could a pencil find this peak? The closed form has one function per moment of the step
+# Could a pencil find this peak? Yes: `estimate` is a closed form that looks at a few moments of the step
 # ([formula.py](../course_utils/estimating/formula.py)). The peak is the largest:
 
 # %%
 from course_utils import moments
 
-closed = moments(plan.best.run, method="formula")
-for name, moment in sorted(closed.items(), key=lambda item: -item[1].total)[:5]:
+found = moments(plan.best.run)
+for name, moment in sorted(found.items(), key=lambda item: -item[1].total)[:5]:
     print(f"{name:42s} {format_bytes(moment.total, 'GB', 3)}")
-print(f"{'the peak by the exact engine':42s} {format_bytes(plan.best.peak, 'GB', 3)}")
+print(f"{'the estimated peak':42s} {format_bytes(plan.best.peak, 'GB', 3)}")
 
 # %% [markdown]
 # ## The recipe, too
@@ -217,6 +218,16 @@ reveal("19.recipe", 300 * recomputed_flops(best) / model_flops(best), unit="%")
 print(best.code())
 
 # %% [markdown]
+# The rule says that this plan fits. Do the allocator's blocks fit, too?
+
+# %%
+from course_utils import verdict
+
+checked = verdict(best, masters.card)
+print(checked)
+print(f"left over: {format_bytes(checked.room - checked.reserved, 'GB', 2)}")
+
+# %% [markdown]
 # **What do the texts leave out?** The newsletter and the slides recompute every block, with all 32 sequences at once.
 # With two at a time you need no recomputation. But must 32 at once fail? Try each recipe, with the loss in one piece
 # and in chunks ([lesson 05](05_activations.ipynb)).
@@ -235,8 +246,8 @@ for name, way in ways.items():
     found = []
     for recipe in ("bf16-master", "amp-bf16"):
         total = estimate(way.replace(precision=recipe)).total
-        verdict = "fits" if total * SAFETY <= room else "too large"
-        found.append(f"{recipe} {format_bytes(total, 'GB', 1)} {verdict:9s}")
+        by_rule = "fits" if total * SAFETY <= room else "too large"
+        found.append(f"{recipe} {format_bytes(total, 'GB', 1)} {by_rule:9s}")
     print(f"{name:44s} {'   '.join(found)}")
 
 # %% [markdown]
@@ -289,7 +300,15 @@ reveal("19.peak", measured.peak)
 gap = format_bytes(abs(estimate(single).total - measured.peak))
 compare_bars(estimate(single), measured, f"The estimate and the step that ran differ by {gap}")
 
+# %%
+from course_utils.measuring.compare import Comparison
+
+for term, size in Comparison(single, estimate(single), measured).terms.items():
+    print(f"{term:46s} {plus_minus(size):>7s}")
+
 # %% [markdown]
+# The closed form counts the allocator's rounding for states alone, and leaves out tensors of a few numbers.
+#
 # **The gap** of your own prediction: compare it part by part with the bars, as [lesson 18](18_who_is_right.ipynb) does
 # with nine public calculators. Usual causes:
 #
@@ -311,9 +330,9 @@ predict("19.one")
 waits_for("19.one")
 eight_b = {"model": "llama3-8b", "card": "H100-80GB", "global_batch": 8, "seq_len": 4096}
 alone = fit(**eight_b)
-verdict = "It fits" if alone.best else "Nothing fits"
+by_rule = "It fits" if alone.best else "Nothing fits"
 lowest = format_bytes(alone.nearest.peak, "GB", 0)
-plan_figure(alone, f"{verdict}: the lowest of {len(alone.tried)} estimates needs {lowest}")
+plan_figure(alone, f"{by_rule}: the lowest of {len(alone.tried)} estimates needs {lowest}")
 
 # %%
 reveal("19.one", alone.nearest.peak)
@@ -344,8 +363,8 @@ stack(
 
 # %%
 for name, one in chosen.items():
-    verdict = "fits" if allowed[name].best else "does not fit"
-    print(f"{words[name]:14s} {verdict}, {one.lost:.2f} s lost per step")
+    by_rule = "fits" if allowed[name].best else "does not fit"
+    print(f"{words[name]:14s} {by_rule}, {one.lost:.2f} s lost per step")
     print(f"{'':14s} {one.run.code()}")
 
 # %% [markdown]
