@@ -243,12 +243,14 @@ def rows_of_first_block(run: TrainingRun, rows: list[Row]) -> list[Row]:
     """LoRA's rows of the first block: those from the first matrix that it adapts on.
 
     Before it nothing is trained, so nothing is kept, nor do gradients go back through matrices that read the
-    same input.
+    same input. What its A reads is kept for it alone.
     """
     together = next(names for names in READ_TOGETHER if set(names) & set(run.lora_targets))
     factors = tuple(f"{name}, {factor}" for name in run.lora_targets for factor in ("A", "B"))
     begin = next(number for number, row in enumerate(rows) if row.name.startswith(factors))
-    return [row for row in rows[begin:] if row.name.split(",")[0] not in together or row.name in factors]
+    found = [row for row in rows[begin:] if row.name.split(",")[0] not in together or row.name in factors]
+    A = found[0]
+    return [A._replace(keeps={"input": A.reads}, reads=0), *found[1:]] if A.reads else found
 
 
 def shared_by_blocks(step: Step) -> int:
@@ -324,10 +326,15 @@ def made_dense(step: Step) -> int:
 
 
 def all_copies(step: Step) -> int:
-    """Bytes of all blocks' 16-bit copies, which autocast holds until the loss if weights are trained."""
-    if step.run.lora_rank and blocks_together(step.run):
-        return 0
-    return copies_of_blocks(step, step.run.model.layers)
+    """Bytes of all blocks' 16-bit copies, which autocast holds until the loss if weights are trained.
+
+    Of frozen weights a recomputed block holds none; LoRA's factors are trained.
+    """
+    run = step.run
+    if run.lora_rank and blocks_together(run):
+        factors = sum(map(prod, of_ranks.factors(run).values()))
+        return step.x.c * run.model.layers * factors if run.precision.autocast else 0
+    return copies_of_blocks(step, run.model.layers)
 
 
 def head_copy(step: Step) -> int:
@@ -360,16 +367,24 @@ def loss_moments(step: Step) -> Iterator[Moment]:
         yield from head_moments(step, start | {"communication": step.buffers.at_head_backward}, logits, Vh)
         return
     yield Moment("after loss", "loss", start | {"weight_copies": held})
-    others = x.N * (n - 1) // n
-    added = {"gradients": 0, "temporaries": gradients + others + x.c * Vh}
-    is_final = not step.alone.accumulates and not run.model.tied and run.precision.gradient == x.c
-    if is_final:  # the sum is the head's gradient itself
-        added = {"gradients": x.c * Vh, "temporaries": gradients + others}
-    yield Moment(name, "backward", start | backward | added)
-    added["temporaries"] += (x.c * logits if run.precision.autocast else 2 * x.c * Vh) - gradients
-    if run.precision.autocast:
-        added["temporaries"] += x.c * Vh
-    yield Moment(name, "backward", start | added, "sum of the head's gradients")
+    cast = x.H // n if x.n != x.c else 0  # of a piece of the head's input, which is made again
+    every = x.N * (n - 1) // n  # gradients of all other pieces of the input
+    added = {"gradients": 0, "temporaries": x.c * Vh}
+    if not step.alone.accumulates and not run.model.tied and run.precision.gradient == x.c:
+        added = {"gradients": x.c * Vh, "temporaries": 0}  # the sum is the head's gradient itself
+    backward["activations"] += cast
+    yield Moment(name, "backward", start | backward | add(added, gradients + every))
+    # The first two gradients of the head are added in a third tensor, unless autocast casts them; if there are
+    # no more, the input has gone by then.
+    summed = x.c * (logits + Vh) + every if run.precision.autocast else 2 * x.c * Vh + 2 * x.N // n
+    if n == 2 and not run.precision.autocast:
+        start["activations"] -= x.N
+    yield Moment(name, "backward", start | add(added, summed), "sum of the head's gradients")
+
+
+def add(parts: Bytes, temporaries: int) -> Bytes:
+    """The parts with more temporaries."""
+    return parts | {"temporaries": parts["temporaries"] + temporaries}
 
 
 def bytes_per_logit(run: TrainingRun) -> tuple[int, int, int]:
@@ -476,7 +491,8 @@ def gradients_before(step: Step, index: int) -> int:
     if run.accumulates:
         return 0
     of_block = sum(map(prod, local(run).block.values()))
-    return run.precision.gradient * (Vh + done * of_block)
+    of_head = step.x.r if run.model.tied else run.precision.gradient  # a tied one waits as it was made
+    return of_head * Vh + run.precision.gradient * done * of_block
 
 
 def waiting(step: Step) -> int:
