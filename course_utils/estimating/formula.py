@@ -374,8 +374,8 @@ def loss_moments(step: Step) -> Iterator[Moment]:
         added = {"gradients": x.c * Vh, "temporaries": 0}  # the sum is the head's gradient itself
     backward["activations"] += cast
     yield Moment(name, "backward", start | backward | add(added, gradients + every))
-    # The first two gradients of the head are added in a third tensor, unless autocast casts them; if there are
-    # no more, the input has gone by then.
+    # The first two gradients of the head are added in a third tensor, unless autocast casts them.
+    # Where they are all, the input has gone by then.
     summed = x.c * (logits + Vh) + every if run.precision.autocast else 2 * x.c * Vh + 2 * x.N // n
     if n == 2 and not run.precision.autocast:
         start["activations"] -= x.N
