@@ -1,11 +1,13 @@
 """Tensor parallelism: the formula's rows against torch's own `parallelize_module` on simulated ranks."""
 
 from math import prod
+from typing import cast
 
 import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 
@@ -49,7 +51,8 @@ def kept_by(ranks: int, part: str) -> tuple[int, int]:
         before = torch.cuda.memory_allocated()
         y = getattr(block, part)(x)
         kept = torch.cuda.memory_allocated() - before - y.numel() * y.element_size()
-        local = sum(weight.to_local().numel() for weight in block.parameters())
+        weights = cast("list[DTensor]", list(block.parameters()))
+        local = sum(weight.to_local().numel() for weight in weights)
     return kept, local
 
 
@@ -58,10 +61,11 @@ def test_a_rank_keeps_what_the_rows_say(ranks: int) -> None:
     run = TrainingRun(MODEL, 2, 64, "bf16", attention="flash", tensor_parallel=ranks)
     table = block_table(run)
     inside = {"attend": ("attention:",), "widen": ("SiLU:", "gate · up:", "down:")}
+    matrices = [
+        shape for name, shape in rank_shapes(MODEL, ranks).items() if "blocks" in name and len(shape) == 2
+    ]
     for part, rows in inside.items():
         expected = sum(size for name, size in table.items() if name.startswith(rows))
         kept, local = kept_by(ranks, part)
         assert kept == pytest.approx(expected, abs=4 * 512), part  # the kernel's random state
-    shapes = rank_shapes(MODEL, ranks)
-    matrices = [shape for name, shape in shapes.items() if "blocks" in name and len(shape) == 2]
-    assert local == sum(map(prod, matrices))
+        assert local == sum(map(prod, matrices))
