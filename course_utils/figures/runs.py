@@ -170,7 +170,12 @@ def in_order(moments: Mapping[str, MemoryBreakdown]) -> list[MemoryBreakdown]:
 def place_words(peak: MemoryBreakdown) -> str:
     """The place in the step of a moment of `moments(run)`, such as "the backward of the loss"."""
     names = {"forward": "forward", "after loss": "the end of the loss", "clipping": "clipping"}
-    return names.get(peak.label, f"the {peak.label}")
+    return names.get(name_of(peak), f"the {name_of(peak)}")
+
+
+def name_of(moment: MemoryBreakdown) -> str:
+    """The name of a moment, without the operation that its label adds to it."""
+    return moment.label.partition(":")[0]
 
 
 def _column(columns: _Columns, index: int, name: str, parts: Sequence[Segment], digits: int) -> str:
@@ -212,7 +217,8 @@ def _column_total(
 def _column_names(columns: _Columns, rows: Sequence[MemoryBreakdown]) -> int:
     """Writes names below the columns and phases above; returns how many lines the longest name takes."""
     canvas = columns.canvas
-    names = [LABELS.get(moment.label, moment.label.removeprefix("backward of the ")) for moment in rows]
+    labels = map(name_of, rows)
+    names = [LABELS.get(label, label.removeprefix("backward of the ")) for label in labels]
     wrapped = [wrap(name, 11.5, columns.slot - 2) for name in names]
     for index, lines in enumerate(wrapped):
         x = columns.center(index)

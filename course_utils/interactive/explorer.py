@@ -13,7 +13,7 @@ from .. import PRESETS, MemoryBreakdown, estimate, moments
 from ..errors import check_known, unknown
 from ..estimating.step_time import step_seconds
 from ..figures.canvas import Figure, number
-from ..figures.runs import peak_stack, peak_title, place_words, step_columns
+from ..figures.runs import name_of, peak_stack, peak_title, place_words, step_columns
 from ..gpus import GPUS, Gpu, gpu
 from ..planning.fit import FREE, MAY_CHANGE, arrange, precision_at
 from ..planning.twin import SAFETY, fit_words, lacks, unsupported
@@ -129,7 +129,7 @@ def dashboard(chosen: Mapping[str, Any]) -> Dashboard:
     breakdown = max(of_step.values(), key=lambda moment: moment.total)
     stack = peak_stack(run, breakdown, card, fit_words(breakdown.total, card))
     verdict = verdict_words(run, breakdown.total, card)
-    comes = "in" if breakdown.label in ("forward", "clipping") else "at"
+    comes = "in" if name_of(breakdown) in ("forward", "clipping") else "at"
     phase = f"The peak comes {comes} {place_words(breakdown)}."
     title = peak_title(run, breakdown)
     code = f"from course_utils import TrainingRun, estimate; estimate(run := {run.code()})"
