@@ -46,7 +46,7 @@ NOUNS = (
 
 @cache
 def modules() -> dict[str, Path]:
-    """Every module of the package by its name within it: "run", "estimating.exact.peak", "estimating", ""."""
+    """Every module of the package by its name within it: "run", "estimating.formula", "estimating", ""."""
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
