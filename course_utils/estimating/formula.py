@@ -95,10 +95,10 @@ def all_moments(run: TrainingRun) -> Iterator[Moment]:
     step = step_of(run)
     full = persistent(run)
     during = (forward_moments(step), loss_moments(step), block_moments(step), stem_moments(step, full))
-    for moment in chain(*during):
-        yield moment._replace(parts=plus(before_forward(run, full, moment), moment.parts))
-    for moment in after_backward(run, full):
-        yield moment._replace(parts=plus(full, moment.parts))
+    for name, phase, parts, happens in chain(*during):
+        yield Moment(name, phase, plus(before_forward(run, full, name), parts), happens)
+    for name, phase, parts, happens in after_backward(run, full):
+        yield Moment(name, phase, plus(full, parts), happens)
 
 
 def plus(start: Bytes, parts: Bytes) -> Bytes:
@@ -137,7 +137,7 @@ def persistent(run: TrainingRun) -> Bytes:
     return found
 
 
-def before_forward(run: TrainingRun, full: Bytes, moment: Moment) -> Bytes:
+def before_forward(run: TrainingRun, full: Bytes, name: str) -> Bytes:
     """Bytes there when the micro-batch that needs most begins, the gradients of those before it included.
 
     As views of buckets gradients are there twice until the last micro-batch: those that no_sync left besides
@@ -152,8 +152,8 @@ def before_forward(run: TrainingRun, full: Bytes, moment: Moment) -> Bytes:
         stem = sum(map(prod, local(run).before.values()))
         block = sum(map(prod, local(run).block.values()))
         left = {"backward of the embedding": stem, "backward of the first block": stem + block}
-        if moment.name in left:
-            besides = run.precision.gradient * left[moment.name]
+        if name in left:
+            besides = run.precision.gradient * left[name]
     return full | {"gradients": full["gradients"] + besides}
 
 
@@ -510,9 +510,8 @@ def highest(step: Step, rows: list[Row], start: Bytes) -> Moment:
     run = step.alone
     offloads = run.recompute == "offload"
     new = not run.accumulates
-    now = sum(start.values())
     copied, kept_now, arrived, flow = 0, 0, 0, step.x.X  # what has changed since the start
-    top, best, where = 0, start, ""
+    top, best, where = 0, (0, 0, 0, 0), ""
     for row in reversed(rows):
         own = run.precision.gradient * row.weights
         sizes = row.keeps.values()
@@ -520,21 +519,18 @@ def highest(step: Step, rows: list[Row], start: Bytes) -> Moment:
         if offloads:  # a row's own tensors come back for as long as its backward runs
             back = sum(size for size in (*sizes, row.reads) if size >= SMALLEST_TO_OFFLOAD)
             sizes = [size for size in sizes if size < SMALLEST_TO_OFFLOAD]
-        changes = {
-            "weight_copies": copied,
-            "activations": kept_now + back,
-            "gradients": arrived + (own if new else 0),
-            "temporaries": flow + row.makes + (0 if new else own),
-        }
-        if not row.stands_for_many and now + sum(changes.values()) > top:
-            top = now + sum(changes.values())
-            best = start | {kind: start[kind] + size for kind, size in changes.items()}
-            where = row.name
+        now = copied + kept_now + back + arrived + own + flow + row.makes
+        if (now > top or not where) and not row.stands_for_many:
+            top, where = now, row.name
+            best = (copied, kept_now + back, arrived + own, flow + row.makes)
+            if not new:
+                best = (copied, kept_now + back, 0, flow + row.makes + own)
         copied -= row.copy
         kept_now -= sum(sizes)
         arrived += own if new else 0
         flow = row.left
-    return Moment("", "backward", best, where)
+    kinds = ("weight_copies", "activations", "gradients", "temporaries")
+    return Moment("", "backward", plus(start, dict(zip(kinds, best, strict=True))), where)
 
 
 def stem_moments(step: Step, full: Bytes) -> Iterator[Moment]:

@@ -11,7 +11,6 @@ has two.
 import os
 import re
 from functools import cache
-from importlib import metadata
 from typing import NamedTuple
 
 from ..gpus import GPUS
@@ -78,6 +77,8 @@ def asked_for() -> int | None:
 @cache
 def installed_torch() -> tuple[int, int]:
     """The release of torch that is installed; the newest that is known where there is none."""
+    from importlib import metadata  # not above: it would take a third of the estimates' import
+
     try:
         major, minor = metadata.version("torch").split(".")[:2]
     except metadata.PackageNotFoundError:
