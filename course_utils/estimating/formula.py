@@ -225,7 +225,7 @@ def blocks_together(run: TrainingRun) -> int:
 
 
 def products(step: Step) -> int:
-    """Bytes of a block's matrix products and attention, which "selective" keeps beside the block's input."""
+    """Bytes of a block's matrix products and attention, which "selective" keeps next to the block's input."""
     run, x = step.run, step.x
     if run.recompute != "selective":
         return 0

@@ -13,7 +13,7 @@ from ..models import Shapes, block_shapes, outer_shapes
 from ..run import Precision, TrainingRun
 from .megatron import rank_shape
 from .sharding import bucket_sizes, shard_shape, zero_1_shares
-from .states import Trainable, kept_once, parameter_bytes, tensors_states, trainable
+from .states import Trainable, parameter_bytes, trainable, trained_states
 
 Bytes = dict[str, int]
 
@@ -36,7 +36,11 @@ def rank_0_states(run: TrainingRun) -> Bytes:
     else:
         parameters = trained.bytes(p.weight)
     gradients = sum(bucket_sizes(run)) if run.bucket_view and not run.lora_rank else trained.bytes(p.gradient)
-    return {"parameters": parameters, "gradients": gradients, "optimizer_states": optimizer_bytes(run, p)}
+    return {
+        "parameters": parameters,
+        "gradients": gradients,
+        "optimizer_states": trained_states(p, run.optimizer, stepped(run)),
+    }
 
 
 def stored(run: TrainingRun) -> Precision:
@@ -70,13 +74,6 @@ def stepped(run: TrainingRun) -> Trainable:
     blocks = {f"{name}.{layer}": shape for layer in range(mine.layers) for name, shape in mine.block.items()}
     share = zero_1_shares(mine.before | blocks | mine.after, run.world_size)[0]
     return Trainable(dict(share), {}, 0, {})
-
-
-def optimizer_bytes(run: TrainingRun, p: Precision) -> int:
-    """Bytes of the optimizer's states of what rank 0 steps."""
-    mine = stepped(run)
-    outer = tensors_states(p, run.optimizer, mine.before | mine.after)
-    return outer + mine.layers * tensors_states(p, run.optimizer, mine.block) + kept_once(p, run.optimizer)
 
 
 # DistributedDataParallel

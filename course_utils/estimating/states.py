@@ -162,7 +162,11 @@ def _state_bytes(
     model: TransformerConfig, rank: int, targets: tuple[str, ...], precision_name: str, optimizer_name: str
 ) -> int:
     precision, optimizer = PRECISIONS[precision_name], OPTIMIZERS[optimizer_name]
-    trained = trainable(model, rank, targets)
+    return trained_states(precision, optimizer, trainable(model, rank, targets))
+
+
+def trained_states(precision: Precision, optimizer: Optimizer, trained: Trainable) -> int:
+    """Bytes that the optimizer keeps for all that is trained."""
     block = tensors_states(precision, optimizer, trained.block)
     return states_of(precision, optimizer, trained.before | trained.after) + trained.layers * block
 
