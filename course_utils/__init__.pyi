@@ -3,7 +3,6 @@ time.
 """
 
 from .allocator.counters import counted as counted
-from .allocator.memory_map import memory_map as memory_map
 from .allocator.policy import CachingAllocator as CachingAllocator
 from .allocator.replay import replay as replay
 from .allocator.snapshots import compare_with_gpu as compare_with_gpu
@@ -17,6 +16,7 @@ from .errors import StepError as StepError
 from .estimating import estimate as estimate
 from .estimating import moments as moments
 from .estimating.megatron import rank_states as rank_states
+from .figures.memory_maps import memory_map as memory_map
 from .gpus import GPUS as GPUS
 from .gpus import gpu as gpu
 from .lessons.shared.search import find as find

@@ -24,17 +24,15 @@ MODULES = (
     "*.toml",
     "estimating/**/*.py",
     "planning/*.py",
-    "figures/*.*",
     "interactive/*.*",
-    "allocator/*.py",
     "lessons/__init__.py",
     "lessons/*/*.py",
     "lessons/*/*.toml",
 )
 LEFT_OUT = re.compile(
-    r"/(checks|check_ranks|judging|on_ranks|language_model|texts|ddp_training|quiz_form|meter)\.py$"
+    r"/(figures|checks|check_ranks|judging|on_ranks|language_model|texts|ddp_training|quiz_form|meter)\.py$"
 )
-"""Files of those folders that need torch or a notebook."""
+"""Files of those folders that need torch, matplotlib or a notebook."""
 
 
 def setup(app: Any) -> dict[str, Any]:
@@ -72,7 +70,7 @@ def _formula(translator: Any, node: Any, display: str) -> None:
 
 
 def find_live_cells(app: Any) -> None:
-    """Try every cell with a widget in a Python that has no torch, as the browser's has none."""
+    """Try every cell with a widget in a Python without torch and matplotlib, as the browser's has neither."""
     cells: dict[str, str] = {}
     for path in sorted((Path(app.srcdir) / "notebooks").glob("*.ipynb")):
         cells |= slices(json.loads(path.read_text(encoding="utf-8")))
@@ -157,10 +155,10 @@ TRIED = """
 import sys, json
 class Refused:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"numpy", "matplotlib", "IPython"} or name.startswith("torch."):
+        if name.partition(".")[0] in {"numpy", "matplotlib", "IPython", "torch"}:
             raise ImportError("no " + name + " in a browser")
 sys.meta_path.insert(0, Refused())
-sys.path.insert(0, sys.argv[1])  # with a torch of its own, so that none is found elsewhere
+sys.path.insert(0, sys.argv[1])
 import course_page
 made = {}
 for name, code in json.load(sys.stdin).items():
@@ -221,7 +219,7 @@ def dressed(output: dict[str, Any], code: str | None) -> str:
     if not shows_widget(output):
         return stored
     if code is None:
-        needs = "This is a picture: its controls need PyTorch, and move in JupyterLab."
+        needs = "This is a picture: its controls move in JupyterLab."
         return f"<div>{stored}<p class='course-static'>{needs}</p></div>"
     still = f"<div class='course-still'>{stored}</div>"
     return f"<div class='course-live' data-code='{html.escape(code)}'>{still}</div>"
@@ -243,15 +241,12 @@ def first_picture() -> str:
     picture = drawn["picture"]
     look = "fits" if drawn["fits"] else "over"
     fields = "".join(_field(offered[name]) for name in HERO)
-    scrolls = ""
-    if picture.startswith("<svg"):
-        scrolls = ' tabindex="0" role="group" aria-label="Memory at the peak"'
     return (
         f'<div class="course-hero" data-first="{html.escape(page.first())}">'
         f'<form class="course-fields" aria-label="A training run">{fields}</form>'
         f'<p class="course-verdict" role="status" data-state="{look}">'
         f"<strong>{html.escape(drawn['verdict'])}</strong> {html.escape(drawn['title'])}.</p>"
-        f'<div class="course-hero-picture"{scrolls}>{picture}</div>'
+        f'<div class="course-hero-picture">{picture}</div>'
         '<p class="course-more">'
         '<a class="course-all" href="../explorer/index.html">All sixteen controls: the explorer</a>'
         '<span class="course-loading" role="status"></span></p></div>'

@@ -174,8 +174,8 @@ def cell_errors(page: Page) -> list[str]:
 
 
 def picture(cell: Locator) -> str:
-    """What a cell draws: the markup of all its SVGs and the text of its HTML outputs."""
-    drawn = cell.locator(".jp-OutputArea-output svg, .jp-OutputArea-output .widget-html-content")
+    """What a cell draws: the markup of its HTML outputs."""
+    drawn = cell.locator(".jp-OutputArea-output .widget-html-content")
     return "\n".join(drawn.evaluate_all("elements => elements.map(element => element.outerHTML)"))
 
 
@@ -193,7 +193,7 @@ def redraw_milliseconds(page: Page, slider: Locator, key: str) -> float:
         const press = () => { pressed = performance.now(); };
         document.addEventListener('keydown', press, {capture: true, once: true});
         const watcher = new MutationObserver(changes => {
-            const drawn = changes.some(change => change.target.closest?.('.widget-html-content, svg'));
+            const drawn = changes.some(change => change.target.closest?.('.widget-html-content'));
             if (pressed !== null && drawn) { watcher.disconnect(); done(performance.now() - pressed); }
         });
         watcher.observe(area, {subtree: true, childList: true, attributes: true});

@@ -1,10 +1,11 @@
 """A made-up measurement, breakdowns and one figure of each form: what tests of figures draw."""
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from course_utils import figures as plots
 from course_utils.breakdown import MemoryBreakdown
-from course_utils.figures import Figure
 from course_utils.measurement import Mark, Measurement, Provenance, Timeline
 from course_utils.units import GB, MB
 
@@ -46,19 +47,15 @@ def training(steps: int = 2, layers: int = 6, operations: int = 8) -> Measuremen
     )
 
 
-FIGURES: dict[str, Callable[[], Figure]] = {
-    "stack": lambda: plots.stack(
-        {"none": NONE, "full": FULL}, "Only <full> & nothing else fits", capacity=80 * GB
+FIGURES: dict[str, Callable[..., Any]] = {
+    "stack": partial(
+        plots.stack, {"none": NONE, "full": FULL}, "Only <full> & nothing else fits", capacity=80 * GB
     ),
-    "timeline": lambda: plots.timeline(training(), "The loss owns the peak", capacity=16 * GB),
-    "compare": lambda: plots.compare_bars(NONE, training(), "Far apart"),
-    "bars": lambda: plots.bars({"AdamW": 16 * GB, "SGD": 8 * GB}, "Adam costs double"),
-    "lines": lambda: plots.lines(
-        {"eager": ([1, 2], [3, 4])}, "Rising", "sequences", "GB", log_x=True, log_y=True
+    "timeline": partial(plots.timeline, training(), "The loss owns the peak", capacity=16 * GB),
+    "compare": partial(plots.compare_bars, NONE, training(), "Far apart"),
+    "bars": partial(plots.bars, {"AdamW": 16 * GB, "SGD": 8 * GB}, "Adam costs double"),
+    "lines": partial(
+        plots.lines, {"eager": ([10, 20], [3, 24])}, "Rising", "sequences", "GB", log_x=True, log_y=True
     ),
 }
 """Draws a figure of each form, by its name."""
-
-
-def every_figure() -> dict[str, Figure]:
-    return {name: draw() for name, draw in FIGURES.items()}

@@ -11,19 +11,21 @@ from counting import calls
 from course_utils import TrainingRun, estimate
 from course_utils.estimating import moments
 from course_utils.estimating.step_time import step_seconds
-from course_utils.figures.runs import FAR, in_order
 from course_utils.gpus import GPUS
 from course_utils.interactive.explorer import (
     CONTROLS,
+    FAR,
     best_plan,
     card_of,
     complete,
     dashboard,
+    in_order,
     next_changes,
     run_of,
 )
 from course_utils.planning.fit import arrange
 from course_utils.planning.twin import SAFETY
+from course_utils.units import format_bytes
 
 SHARDED = {"model": "llama3-8b", "micro_batch": 4, "seq_len": 4096, "world_size": 8, "zero_stage": 3}
 
@@ -41,18 +43,26 @@ def possible(count: int) -> list[dict[str, Any]]:
     return found
 
 
+def drawn_bytes(html: str) -> int:
+    """The bytes of all parts of bars, after a look at their widths."""
+    parts = re.findall(r"data-bytes='(\d+)' style='width:([\d.]+)%", html)
+    size, width = max(parts, key=lambda part: int(part[0]))
+    scale = float(width) / int(size)
+    assert all(float(width) == pytest.approx(scale * int(size), abs=0.002) for size, width in parts)
+    return sum(int(size) for size, _ in parts)
+
+
 @pytest.mark.parametrize("chosen", possible(8), ids=str)
 def test_it_shows_what_the_closed_forms_say(chosen: dict[str, Any]):
     shown = dashboard(chosen)
     said = estimate(run_of(chosen))
     assert shown.breakdown == said
     assert (shown.breakdown.phase, shown.breakdown.label) == (said.phase, said.label)
-    assert sum(map(int, re.findall(r'data-bytes="(\d+)"', shown.stack.svg))) == said.total
-    columns = sum(map(int, re.findall(r'data-moment-bytes="(\d+)"', shown.timeline.svg)))
-    assert columns == sum(moment.total for moment in moments(shown.run).values())
-    line = f'data-capacity="{shown.card.room}"'
-    assert line in shown.stack.svg and shown.stack.alt and shown.timeline.alt
-    assert (line in shown.timeline.svg) == (shown.card.memory <= FAR * said.total)
+    assert drawn_bytes(shown.stack.html) == said.total
+    assert drawn_bytes(shown.timeline.html) == sum(moment.total for moment in moments(shown.run).values())
+    room = format_bytes(shown.card.room, "GB", 1)
+    assert room in shown.stack.html and shown.stack.alt and shown.timeline.alt
+    assert (room in shown.timeline.html) == (shown.card.memory <= FAR * said.total)
     pasted: dict[str, Any] = {}
     exec(shown.code, pasted)
     assert pasted["run"] == shown.run and eval(shown.code.partition("; ")[2], pasted) == said
@@ -122,8 +132,8 @@ def test_it_opens_with_the_puzzle_whose_columns_begin_where_the_last_step_ended(
     assert opened.run == TrainingRun("gpt2-xl", micro_batch=32, clip_grad_norm=None) and not opened.fits
     assert "Does not fit an RTX5090-32GB by" in opened.verdict
     assert opened.peak_phase.startswith("The peak comes at")
-    svg = opened.timeline.svg
-    assert re.findall(r'data-peak="(\d+)"', svg) == [str(max(row.total for row in rows))]
+    highest = format_bytes(max(row.total for row in rows), "GB", 1)
+    assert re.findall(r"<b>([\d.]+ GB)</b>", opened.timeline.html) == [highest]
 
 
 def test_a_picture_takes_tens_of_thousands_of_calls_which_are_milliseconds():

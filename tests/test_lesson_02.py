@@ -2,17 +2,17 @@
 
 import functools
 import math
-import re
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from checking import Answers, JudgedAnswers
 from lesson_source import names_from_cells
 
 from course_utils.lessons.adam import checks as lesson_02
-from course_utils.lessons.adam.by_hand import RULES, Valley, steps_needed, trajectory
-from course_utils.lessons.adam.figures import outcome, walks
+from course_utils.lessons.adam.by_hand import RULES, START, Valley, steps_needed, trajectory
+from course_utils.lessons.adam.figures import LEVELS, outcome, walks
 from course_utils.lessons.adam.widget import walker
 
 # --------------------------------------------------------------------------------------------------
@@ -315,9 +315,25 @@ def test_a_walk_without_a_length_is_refused() -> None:
 
 def test_walks_draw_every_step_and_say_how_each_ended() -> None:
     paths = {f"η = {rate}": trajectory("gradient descent", rate, 100) for rate in (0.01, 0.07, 0.09)}
-    figure = walks(paths, "One step size for two directions")
+    figure: Any = walks(paths, "One step size for two directions")
     assert "η = 0.09: leaves the valley" in figure.alt and "in 64 steps" in figure.alt
-    assert re.findall(r'data-steps="(\d+)"', figure.svg) == [str(len(path) - 1) for path in paths.values()]
+    for ax, (name, path) in zip(figure.axes, paths.items(), strict=True):
+        walk, dots, _ = (line.get_xydata() for line in ax.lines)
+        assert walk.tolist() == [*map(list, path)]
+        assert all(np.abs(dots[::3] - point).max(axis=1).min() < 0.02 for point in path)
+        assert ["start", name] == [text.get_text() for text in ax.texts]
+        assert ax.get_title("left") == outcome(path)
+
+
+def test_the_lines_around_a_walk_are_level_and_the_map_has_one_scale() -> None:
+    valley = Valley(100, 30)
+    (ax,) = walks({"Adam": [valley.turned(START)]}, "A walk", valley).axes
+    for level, ring in zip(LEVELS, ax.patches, strict=True):
+        corners = ax.transData.inverted().transform(ring.get_verts()).tolist()
+        own = [Valley(angle=-30).turned(corner) for corner in corners]
+        assert [(x**2 + 100 * y**2) / 2 for x, y in own] == pytest.approx([level] * len(own), rel=0.03)
+    (left, low), (right, high) = ax.transData.transform([(0, 0), (1, 1)])
+    assert right - left == pytest.approx(high - low)
 
 
 def test_the_walker_shows_what_its_controls_say() -> None:

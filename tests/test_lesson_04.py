@@ -1,19 +1,21 @@
 """Lesson 04: answers to its exercises; its modules and pictures have the models' parameters, all of them."""
 
-import re
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import pytest
 import torch
 from checking import Answers, JudgedAnswers
 from lesson_source import names_from_cells
+from matplotlib.colors import to_hex
+from matplotlib.text import Text
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from course_utils.lessons.parameters.counting import GPT2_PAPER, parts_of
-from course_utils.lessons.parameters.figures import shares
+from course_utils.lessons.parameters.figures import PART_COLOURS, shares
 from course_utils.lessons.parameters.widget import model_builder
 from course_utils.models import PRESETS, TransformerConfig
 
@@ -267,13 +269,22 @@ def test_the_paper_is_wrong_by_the_words_that_it_leaves_out() -> None:
         assert round((PRESETS[name].parameters - (50257 - 40478) * PRESETS[name].hidden) / 1e6) == millions
 
 
-def drawn_in(page: str) -> list[int]:
-    return [int(count) for count in re.findall(r'data-parameters="(\d+)"', page)]
+def drawn_in(figure: Any, row: int, whole: int) -> dict[str, int]:
+    """The parameters that a bar shows by the colors of its parts, which touch, if all of it are `whole`."""
+    names = {color: part for part, color in PART_COLOURS.items()}
+    bars = [bar for bar in figure.axes[0].patches if int(bar.get_y() + 0.5) == row and bar.get_width()]
+    ends = accumulate((bar.get_width() for bar in bars), initial=0)
+    assert [bar.get_x() for bar in bars] == pytest.approx([*ends][:-1])
+    return {names[to_hex(bar.get_facecolor()).upper()]: round(bar.get_width() * whole) for bar in bars}
 
 
 def test_shares_draw_every_part_and_say_it() -> None:
-    figure = shares({"one": parts_of("gpt2"), "two": parts_of("llama3-8b")}, "Words are a third of GPT-2")
-    assert drawn_in(figure.svg) == [*parts_of("gpt2").values(), *parts_of("llama3-8b").values()]
+    shown = "gpt2", "llama3-8b"
+    figure = shares({name: parts_of(name) for name in shown}, "Words are a third of GPT-2")
+    for row, name in enumerate(shown):
+        assert drawn_in(figure, row, PRESETS[name].parameters) == parts_of(name)
+    texts = [text.get_text() for text in figure.findobj(Text)]
+    assert "31 %" in texts and "8.03 B" in texts and "0.04 %" not in texts
     assert "embedding 31 %" in figure.alt and "8.03 B parameters" in figure.alt
 
 
@@ -287,7 +298,7 @@ def test_the_builder_begins_with_a_preset_and_follows_its_controls_or_says_what_
         before = shown.model, shown.picture.value
         shown.controls[name].value = value
         assert shown.model != before[0] and shown.picture.value != before[1], name
-    assert shown.figure is not None and sum(drawn_in(shown.figure.svg)) == shown.model.parameters
+    assert drawn_in(shown.figure, 0, shown.model.parameters) == parts_of(shown.model)
     assert "; a token uses" in shown.message
     shown.controls["heads"].value = 28
     assert "do not divide a hidden size" in shown.message

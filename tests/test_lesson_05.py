@@ -1,6 +1,5 @@
 """Lesson 05: answers to its exercises; its block against the estimate, and the map of activations."""
 
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -239,13 +238,19 @@ def test_the_lessons_block_keeps_each_row_of_the_formula(kernel: str, rate: floa
 
 def test_the_map_has_every_cell_that_the_model_takes_and_a_line() -> None:
     run = TrainingRun("gpt2")
-    figure = heat_map(run, gpu("A100-80GB"), (4, 512))
-    cells = [int(size) for size in re.findall(r'data-bytes="(\d+)"', figure.svg)]
+    figure: Any = heat_map(run, gpu("A100-80GB"), (4, 512))
     assert max(lengths(run)) == run.model.max_positions == 1024
-    assert len(cells) == len(BATCHES) * len(lengths(run))
+    (cells,) = figure.axes[0].collections
+    wanted = [[kept_bytes(run.replace(micro_batch=b, seq_len=s)) for s in lengths(run)] for b in BATCHES]
+    assert cells.get_array().tolist() == wanted
     one = run.replace(micro_batch=BATCHES[0], seq_len=lengths(run)[0])
-    assert cells[0] == kept_bytes(one) == activation_bytes(one) + loss_bytes(one)
-    assert figure.svg.count("data-limit") == 1
+    assert wanted[0][0] == activation_bytes(one) + loss_bytes(one)
+    line, frame = figure.axes[0].patches
+    assert line.get_data().values.tolist() == limits(run, gpu("A100-80GB").room)
+    assert (lengths(run)[frame.get_x()], BATCHES[frame.get_y()]) == (512, 4)
+    shown = [text.get_text() for text in figure.axes[0].texts]
+    numbered = [size for row in figure.rows[1:] for size in row[1::2]]
+    assert shown == numbered and len(figure.rows) == 1 + len(BATCHES)
     assert (
         "No step of gpt2-xl fits on T4-16GB" in heat_map(TrainingRun("gpt2-xl"), gpu("T4-16GB"), (1, 128)).alt
     )

@@ -7,6 +7,7 @@ import pytest
 import torch
 from checking import Answers, JudgedAnswers
 from edits import edited
+from matplotlib.colors import to_hex
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
@@ -16,7 +17,15 @@ from torch.utils.flop_counter import FlopCounterMode
 from course_utils import PRESETS, TrainingRun
 from course_utils.estimating.published import korthikanti_model_flops
 from course_utils.estimating.step_time import recomputed_flops
-from course_utils.lessons.recomputation.figures import pareto, pareto_front, schedule_figure
+from course_utils.figures.style import MARGIN, TITLE, WIDTH, text_width
+from course_utils.lessons.recomputation.figures import (
+    DONE,
+    KEPT,
+    pareto,
+    pareto_front,
+    schedule_figure,
+    schedule_title,
+)
 from course_utils.lessons.recomputation.schedules import (
     Schedule,
     best_interval,
@@ -226,9 +235,36 @@ def test_best_interval_is_the_square_root_for_equal_nodes_alone() -> None:
 
 
 def test_the_figure_shows_the_tick() -> None:
-    figure = schedule_figure(keep_every(6, 2), 7)
+    figure: Any = schedule_figure(keep_every(6, 2), 7)
     assert "Tick 7 of 18: f5 runs again. Values kept: 5. Checkpoints: 1, 3, 5." in figure.alt
-    assert figure.svg.count("data-node=") == 12
+    chain, curve = figure.axes
+    assert [text.get_text() for text in chain.texts] == [
+        f"{kind}{node}" for kind in "fb" for node in range(1, 7)
+    ]
+    forward, running, backward = chain.collections
+    fills = [to_hex(color) for color in forward.get_facecolors()]
+    assert fills == ["#ffffff"] * 4 + [KEPT.lower(), "#ffffff"]
+    assert {to_hex(color) for color in backward.get_facecolors()} == {"#ffffff"}, "no backward has run"
+    assert running.get_offsets().tolist() == [forward.get_offsets()[4].tolist()]
+    nodes = [text.get_position()[0] for text in chain.texts[:6]]
+    bars = chain.lines[0].get_xdata()
+    assert [sum(node < bar for node in nodes) for bar in bars] == [0, 2, 4], "each left of its node"
+    checkpoints, values = (part.get_data() for part in curve.patches)
+    assert checkpoints.values.tolist() == values.baseline.tolist() == [1, 1, 2, 2, 3, 3, 3]
+    assert values.values.tolist() == [1, 1, 2, 2, 3, 3, 4]
+
+
+def test_backwards_that_have_run_are_marked() -> None:
+    figure: Any = schedule_figure(keep_all(4), 7)  # b2 runs
+    backward = figure.axes[0].collections[1]
+    shown = [to_hex(color) for color in backward.get_facecolors()]
+    assert shown == ["#ffffff"] * 2 + [DONE.lower()] * 2
+
+
+@pytest.mark.parametrize("schedule", [keep_every(24, 12), keep_every(24, 24), keep_none(24)])
+def test_the_picture_keeps_its_height_while_it_plays(schedule: Schedule) -> None:
+    titles = [schedule_title(schedule, at) for at in range(1, len(schedule.ticks))]
+    assert max(text_width(title, TITLE, bold=True) for title in titles) <= WIDTH - 2 * MARGIN
 
 
 def test_the_player_follows_its_controls() -> None:

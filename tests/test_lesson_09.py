@@ -5,13 +5,14 @@ import math
 import re
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from course_utils.lessons.accumulation import large_batch_results as papers
 from course_utils.lessons.accumulation import micro_batches as mb
-from course_utils.lessons.accumulation.figures import contour, theta_paths
+from course_utils.lessons.accumulation.figures import theta_paths
 from course_utils.lessons.accumulation.widget import theta_sliders
 
 LESSON = Path(__file__).parent.parent / "notebooks/09_large_batches.ipynb"
@@ -31,23 +32,28 @@ def test_a_path_by_groups_is_the_large_batchs_and_small_steps_wander() -> None:
 
 def test_the_best_line_has_no_slope_left_and_contours_are_level() -> None:
     fit = mb.LineFit()
+    assert mb.slope(fit.best(), fit.moments()) == pytest.approx((0, 0), abs=1e-12)
 
     def loss(theta: mb.Point) -> float:
         return (theta[0] + theta[1] * fit.x - fit.y).square().mean().item()
 
-    assert mb.slope(fit.best(), fit.moments()) == pytest.approx((0, 0), abs=1e-12)
-    least = loss(fit.best())
-    start = loss(mb.START)
-    heights = [loss(point) for point in contour(fit, mb.START, 0.5)]
-    assert heights == pytest.approx([least + 0.5 * (start - least)] * len(heights))
+    figure: Any = theta_paths(fit, {"none": [mb.START]}, "It stays")
+    (rings,) = figure.axes[0].collections
+    assert len(rings.levels) > 5
+    for level, ring in zip(rings.levels, rings.get_paths(), strict=True):
+        heights = [loss(point) for point in ring.vertices.tolist()]
+        assert heights == pytest.approx([level] * len(heights), rel=0.01)
 
 
 def test_the_figure_holds_the_paths_that_it_shows() -> None:
     fit = mb.LineFit()
     paths = {"all": mb.path(fit, 0.5, 100, 3), "each": mb.path(fit, 0.5, 4, 1)}
-    shown = theta_paths(fit, paths, "It wanders")
+    shown: Any = theta_paths(fit, paths, "It wanders")
     assert "all: 3 steps; each: 25 steps" in shown.alt
-    assert 'data-steps="3"' in shown.svg
+    for ax, (name, path) in zip(shown.axes, paths.items(), strict=True):
+        walk, _, goal = (line.get_xydata().tolist() for line in ax.lines)
+        assert walk == [*map(list, path)] and goal == [list(fit.best())]
+        assert ax.get_title("left") == name
 
 
 def test_the_sliders_walk_as_they_say_and_say_what_is_not_possible() -> None:

@@ -1,12 +1,12 @@
 """Lesson 12: answers to its exercises, traces and the reasons for each event, the picture, and the player."""
 
-import xml.etree.ElementTree as ElementTree
 from typing import Any
 
 import torch
 from checking import Answers, JudgedAnswers
 from edits import edited
 from engine import GPT, shallow, simulate
+from matplotlib.text import Text
 
 from course_utils import TrainingRun
 from course_utils.allocator.replay import replay
@@ -239,12 +239,11 @@ def test_runs_in_one_process_share_an_allocator_that_keeps_its_cache() -> None:
 
 def test_a_picture_has_every_block_and_says_so_in_words() -> None:
     figure = segments_figure(replay(trace_of("a=4 b=18 -a")), 2)
-    blocks = [
-        one.attrib["data-block"]
-        for one in ElementTree.fromstring(figure.svg).iter()
-        if "data-block" in one.attrib
-    ]
-    assert blocks == ["a", "free", "b"]
+    drawn: Any = figure.axes[0].containers
+    bars = [(bar.get_label(), bar[0].get_x() / MiB, bar[0].get_width() / MiB) for bar in drawn]
+    named = [bar for bar in bars if not bar[0].startswith("_")]  # the outline of a segment has no name
+    assert named == [("a", 0, 4), ("free", 4, 16), ("b", 0, 18)]
+    assert {"a 4 MiB", "free 16 MiB", "b 18 MiB"} < {text.get_text() for text in figure.findobj(Text)}
     assert "Segment 1, 20 MiB: a 4 MiB, free 16 MiB. Segment 2, 18 MiB: b 18 MiB." in figure.alt
 
 

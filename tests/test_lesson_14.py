@@ -7,6 +7,7 @@ import pytest
 import torch.nn.functional as F
 from checking import Answers, JudgedAnswers
 from edits import edited
+from matplotlib.colors import to_hex
 from torch.nn.functional import mse_loss
 
 from course_utils import TrainingRun, estimate, gpu
@@ -16,7 +17,7 @@ from course_utils.estimating.states import gradient_bytes, optimizer_state_bytes
 from course_utils.estimating.step_time import communicated
 from course_utils.lessons.pipelines.checks import PROGRAM
 from course_utils.lessons.pipelines.cluster_plans import Cluster, Plan, account, cheapest, plans, step_flops
-from course_utils.lessons.pipelines.figures import pipeline_figure
+from course_utils.lessons.pipelines.figures import COLOUR, pipeline_figure
 from course_utils.lessons.pipelines.memory import blocks_of, stage_memory, stage_shapes
 from course_utils.lessons.pipelines.schedules import BACKWARD, FORWARD, SCHEDULES, bubble, most_kept, simulate
 from course_utils.lessons.pipelines.widget import pipeline_player
@@ -315,11 +316,35 @@ def test_the_cheapest_plan_fits_and_no_other_that_fits_is_quicker() -> None:
 
 # --------------------------------------------------------------------------------------------------
 # figure and player
-def test_a_picture_has_every_work_and_says_what_it_shows() -> None:
-    pipeline = simulate("PipeDream", 4, 8)
-    figure = pipeline_figure(pipeline)
-    assert figure.svg.count("data-work=") == len(pipeline.works)
-    assert f"{100 * pipeline.idle:.0f} %" in figure.alt and "4 versions" in figure.alt
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_picture_has_every_work_where_it_is_and_what_each_stage_keeps(schedule: str) -> None:
+    pipeline = simulate(schedule, 4, 8)
+    figure: Any = pipeline_figure(pipeline)
+    assert f"{100 * pipeline.idle:.0f} %" in figure.alt
+    works, memory = figure.axes
+    most = max(pipeline.most_kept(stage) for stage in range(4))
+    for stage, row, hill in zip(range(4), works.collections, memory.patches, strict=True):
+        mine = pipeline.of_stage(stage)
+        boxes = [path.get_extents() for path in row.get_paths()]
+        assert [(box.x0, box.x1) for box in boxes] == [(work.start, work.end) for work in mine]
+        assert {(box.y0, box.y1) for box in boxes} == {(stage + 0.06, stage + 0.94)}
+        fills = [to_hex(color) for color in row.get_facecolors()]
+        assert fills == [COLOUR[work.kind].lower() for work in mine]
+        tops, times, base = hill.get_data()
+        counts = [round((base - top) / 0.88 * most, 6) for top in tops]
+        assert dict(zip(times, counts, strict=False)) == dict(pipeline.kept(stage)[:-1])
+        versions = f" and {pipeline.versions(stage)}" if schedule == "PipeDream" else ""
+        assert memory.texts[stage].get_text() == f"at most {pipeline.most_kept(stage)}{versions}"
+    assert ("4 versions" in figure.alt) == (schedule == "PipeDream")
+
+
+def test_a_box_has_the_number_of_its_micro_batch() -> None:
+    pipeline = simulate("GPipe", 2, 3)
+    works = pipeline_figure(pipeline).axes[0]
+    told = {(*text.get_position(), text.get_text()) for text in works.texts}
+    assert told == {
+        ((work.start + work.end) / 2, work.stage + 0.5, str(work.micro)) for work in pipeline.works
+    }
 
 
 def test_the_player_follows_its_sliders() -> None:

@@ -220,17 +220,26 @@ def test_layers_in_the_lesson_store_and_compute_what_the_course_layers_do() -> N
 
 
 def test_figures_show_what_they_were_given() -> None:
-    assert f"{64 * (4096 + 2048):,} numbers learn" in lora_picture(4096, 2048, 64).alt
+    drawn: Any = lora_picture(4096, 2048, 64)
+    matrices = drawn.axes[0]
+    assert f"{64 * (4096 + 2048):,} numbers learn" in drawn.alt
+    sizes = [(matrix.get_height(), matrix.get_width()) for matrix in matrices.patches]
+    assert sizes == [(4096, 2048), (4096, 64), (64, 2048)]
+    box = matrices.get_window_extent()
+    assert box.width / matrices.get_xlim()[1] == pytest.approx(box.height / 4096), "one scale"
     codes = {"three": (-1.0, 0.0, 1.0), "two": (-1.0, 1.0)}
-    figure = code_picture([-1.0, 0.0, 0.1, 1.0], codes, "Few values")
-    assert figure.svg.count("data-code=") == 5 and "three: 3 values" in figure.alt
+    figure: Any = code_picture([-1.0, 0.0, 0.1, 1.0], codes, "Few values")
+    weights, strokes = figure.axes
+    assert [bar.get_height() for bar in weights.patches if bar.get_height()] == [1, 1, 1, 1]
+    assert [tuple(row.get_positions()) for row in strokes.collections] == [*codes.values()]
+    assert weights.get_xlim() == strokes.get_xlim() and "three: 3 values" in figure.alt
 
 
 def test_controls_show_the_estimate_of_what_they_choose() -> None:
     chosen: dict[str, Any] = {"micro_batch": 1, "seq_len": 512, "precision": "bf16", "lora_rank": 16}
     shown = lora_sliders("llama3-8b", frozen_bits=4, **chosen)
     four = estimate(shown.run).total
-    assert f"{four / 1e9:.1f} GB" in shown.picture.value and "Fits" in shown.picture.value
+    assert f"{four / 1e9:.2f} GB" in shown.picture.value and "Fits" in shown.picture.value
     shown.controls["frozen_bits"].value = 16
     assert estimate(shown.run).total > four + 10**10
     shown.controls["lora_targets"].value = ("attention", "mlp")

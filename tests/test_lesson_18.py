@@ -5,10 +5,14 @@ import re
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from checking import Answers, JudgedAnswers
 from edits import edited
+from matplotlib.axes import Axes
+from matplotlib.collections import QuadMesh
+from matplotlib.colors import to_hex
 from published_models.basics_transformer import Transformer
 from published_models.language_models import ScratchGPT
 from published_models.sharded_models import Llama
@@ -240,19 +244,43 @@ def test_the_closed_form_refuses_what_it_does_not_describe() -> None:
 def test_figures_draw_the_bytes_that_they_were_given(real: dict[str, calculators.Truth]) -> None:
     run, truth = SMALL["GPT-2"], real["GPT-2"]
     answers = {one.name: one.parts(run) for one in CALCULATORS}
-    figure = side_by_side({"GPT-2": answers}, "Nine answers", {"GPT-2": truth.peak})
-    assert all(name in figure.alt for name in answers) and figure.svg.count("data-peak") == 1
+    figure: Any = side_by_side({"GPT-2": answers}, "Nine answers", {"GPT-2": truth.peak})
+    assert all(name in figure.alt for name in answers)
+    (panel,) = (ax for ax in figure.findobj(Axes) if ax.containers)
+    for row, parts in enumerate(answers.values()):
+        drawn = [group.patches[row].get_width() for group in panel.containers]
+        assert sorted(drawn) == sorted(parts.values())
+        assert panel.containers[-1].patches[row].get_x() + drawn[-1] == sum(parts.values())
+    assert [line.get_xdata()[0] for line in panel.lines] == [truth.peak]
+
     table = {name: calculators.gaps(name, run, truth) for name in answers}
-    cells = re.findall(r'data-bytes="(-?\d+)"', gap_map(table, truth.peak, "Gaps").svg)
-    given = [size for found in table.values() for size in (*found.values(), sum(found.values()))]
-    assert [int(size) for size in cells] == given
-    fixed = corrected("ZeRO", [term.name for term in TERMS], run, truth, "ZeRO corrected")
-    ends = re.findall(r'data-to="(-?\d+)"', fixed.svg)
-    assert len(ends) == len(TERMS) + 2 and int(ends[-1]) == truth.peak
+    cells: Any = gap_map(table, truth.peak, "Gaps")
+    given = np.array([[*found.values(), sum(found.values())] for found in table.values()])
+    shares = np.clip(given.ravel() / truth.peak, -1, 1)
+    (mesh,) = cells.findobj(QuadMesh)
+    depths = np.asarray(mesh.get_array()).ravel()
+    assert depths * abs(depths) == pytest.approx(shares)
+    shown = [float(text.get_text().replace("−", "-").replace(",", "")) for text in cells.axes[0].texts]
+    assert shown == pytest.approx(list(given.ravel() / 1e9), abs=0.051)
+
+
+def test_a_correction_ends_at_the_peak_and_dots_are_at_their_ratios(
+    real: dict[str, calculators.Truth],
+) -> None:
+    run, truth = SMALL["GPT-2"], real["GPT-2"]
+    fixed: Any = corrected("ZeRO", [term.name for term in TERMS], run, truth, "ZeRO corrected")
+    bars = [bar for group in fixed.axes[0].containers for bar in group]
+    changes = [-size for size in calculators.gaps("ZeRO", run, truth).values()]
+    assert [bar.get_width() for bar in bars[1:-1]] == changes
+    starts = np.cumsum([bars[0].get_width(), *changes])
+    assert [bar.get_x() for bar in bars[1:-1]] == list(starts[:-1])
+    assert bars[-1].get_width() == starts[-1] == truth.peak and bars[-1].get_x() == 0
     assert "Simulated: " in fixed.alt and "easured" not in fixed.svg
-    dots = strips({"one": {"a": 0.5, "b": 2.0}, "other": {}}, "Two answers", "from a test", {"b"})
-    assert re.findall(r'data-ratio="([\d.]+)"', dots.svg) == ["0.5", "2"]
-    assert "one −50.0 to +100.0 %; other no answer" in dots.alt
+    figure: Any = strips({"one": {"a": 0.5, "b": 2.0}, "other": {}}, "Two answers", "from a test", {"b"})
+    (dots,) = figure.axes[0].collections
+    assert dots.get_offsets().tolist() == [[0.5, 0], [2, 0]] and figure.axes[0].get_xscale() == "log"
+    assert [to_hex(fill) == "#ffffff" for fill in dots.get_facecolor()] == [False, True]
+    assert "one −50.0 to +100.0 %; other no answer" in figure.alt
 
 
 def test_the_widget_adds_back_what_is_ticked(real: dict[str, calculators.Truth]) -> None:

@@ -1,7 +1,7 @@
 """Lesson 19: answers and their hints; figures and tables of what `fit` found; the detective's cases."""
 
 import gc
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -180,8 +180,13 @@ PLAN = fit("gpt2-medium", "T4-16GB", global_batch=32)
 
 def test_the_figure_and_the_table_show_what_fit_found() -> None:
     figure = plan_figure(PLAN, "It fits")
-    assert figure.svg.count('rx="3.5"') == len(PLAN.tried)
-    assert f'data-limit="{round(PLAN.card.room / 1.05)}"' in figure.svg
+    too_large, fitting, path, limit = [line.get_xydata() for line in cast("Any", figure.axes[0].lines)]
+    assert limit[0, 1] == pytest.approx(PLAN.card.room / 1.05 / GB)
+    assert len(too_large) + len(fitting) == len(PLAN.tried)
+    assert too_large[:, 1].min() > limit[0, 1] >= fitting[:, 1].max()
+    assert [tuple(place) for place in path] == [(step.lost, step.peak / GB) for step in PLAN.path]
+    marks = ", ".join(text.get_text() for text in figure.axes[0].texts if text.get_text()[0].isdigit())
+    assert sorted(map(int, marks.split(", "))) == [*range(len(PLAN.path))]
     assert f"{sum(one.fits(PLAN.card) for one in PLAN.tried)} of them fit" in figure.alt
     rows = path_table(PLAN).rows[1:]
     assert [row[0].split(" · ")[1] for row in rows] == [step.what for step in PLAN.path]

@@ -2,13 +2,14 @@
 
 import threading
 import time
+from typing import Any
 
 import pytest
 import torch
 from counting import calls
 
 from course_utils import TrainingRun, measure, replay
-from course_utils.figures.meters import Reading
+from course_utils.figures.meters import MOST_POINTS, Reading, meter_figure
 from course_utils.interactive import meter as meters
 from course_utils.interactive.meter import Meter, live_meter, replay_meter
 from course_utils.units import GB, MB
@@ -85,6 +86,19 @@ def test_a_peak_from_before_is_not_taken_for_the_loops_own():
         gauge.take(-2 * GB)
     assert meter.peak == 3 * GB and not meter.peak_is_exact
     assert "at least 3.00 GB at the peak" in meter.figure().alt
+
+
+def test_its_picture_has_every_counter_and_loses_no_peak():
+    readings = [Reading(GB, 2 * GB, 3 * GB, 4 * GB, seconds=index / 20) for index in range(5 * MOST_POINTS)]
+    readings[777] = readings[777]._replace(allocated=2 * GB)
+    figure = meter_figure(readings, 8 * GB, 2 * GB, "", "a stand-in")
+    drawn: Any = figure.axes[0]
+    lines = {line.get_label(): line.get_ydata() for line in drawn.lines}
+    highest = {name: max(ys) for name, ys in lines.items()}
+    assert highest == {"allocated": 2, "reserved – –": 3, "all programs ···": 4, "GPU": 8}
+    assert len(lines["allocated"]) <= MOST_POINTS and lines["allocated"][-1] == 1
+    labels = [text.get_text() for text in drawn.texts]
+    assert labels == ["allocated 1.00 GB", "reserved – – 3.00 GB", "all programs ··· 4.00 GB", "GPU 8.00 GB"]
 
 
 # The GPU's counters

@@ -1,18 +1,21 @@
 """The memory map: every byte is drawn where it lies and told in words; each event stands by itself."""
 
-import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
+from typing import Any
 
+import numpy as np
 import pytest
 from engine import GPT, shallow, simulate
+from matplotlib.colors import to_hex
+from matplotlib.patches import PathPatch
+from matplotlib.text import Text
 
 from course_utils import TrainingRun
-from course_utils.allocator.memory_map import FILLS, LOOKS, memory_map
 from course_utils.allocator.replay import EMPTY_CACHE, Replay, replay
-from course_utils.figures.canvas import Figure
+from course_utils.figures.memory_maps import FILLS, LOOKS, memory_map
+from course_utils.figures.style import CourseFigure
 from course_utils.units import MiB
 
-SVG = "{http://www.w3.org/2000/svg}"
 RUN = TrainingRun(shallow(GPT, 2), micro_batch=4, seq_len=256, precision="amp-bf16", attention="flash")
 
 HOLES = [
@@ -25,13 +28,20 @@ fit.
 """
 
 
-def drawn(figure: Figure) -> dict[str, float]:
-    """Pixels of all rows together in each look."""
-    pixels: dict[str, float] = defaultdict(float)
-    for element in ElementTree.fromstring(figure.svg).iter(f"{SVG}rect"):
-        if "data-look" in element.attrib:
-            pixels[element.attrib["data-look"]] += float(element.attrib["width"])
-    return pixels
+def boxes(figure: CourseFigure) -> dict[str, Any]:
+    """The corners of all boxes of each look, in its own color, and hatched where it is reserved and free."""
+    found = {}
+    for patch in figure.findobj(PathPatch):
+        look = str(patch.get_label())
+        assert to_hex(patch.get_facecolor()).upper() == FILLS[look].upper()
+        assert bool(patch.get_hatch()) == (look in ("stuck", "cached"))
+        found[look] = np.asarray(patch.get_path().vertices).reshape(-1, 5, 2)
+    return found
+
+
+def drawn(figure: CourseFigure) -> dict[str, float]:
+    """Points of all rows together in each look."""
+    return {look: (box[:, 1, 0] - box[:, 0, 0]).sum() for look, box in boxes(figure).items()}
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +69,20 @@ def test_what_is_free_is_told_apart_by_whether_it_could_be_given_back():
     with pytest.raises(ValueError, match="nothing is reserved after event 3"):
         memory_map(emptied, 3)
     pages = [(5 * MiB, "a"), (30 * MiB, "b"), (-30 * MiB, "b")]
-    pixels = drawn(memory_map(replay(pages, expandable_segments=True), 3))
-    everything = sum(pixels.values())
-    shares = {look: width / everything for look, width in pixels.items()}
+    points = drawn(memory_map(replay(pages, expandable_segments=True), 3))
+    everything = sum(points.values())
+    shares = {look: width / everything for look, width in points.items()}
     assert shares == pytest.approx({"tensors": 5 / 40, "stuck": 15 / 40, "cached": 20 / 40}, rel=0.01)
+
+
+def test_a_block_lies_at_its_address_and_is_named_where_it_has_room():
+    figure = memory_map(replay(HOLES, 80 * MiB))
+    texts = {text.get_text() for text in figure.findobj(Text)}
+    assert "tensors 4.19 MB" in texts and "free 4.19 MB" in texts
+    stuck = boxes(figure)["stuck"]
+    # Each of four rows is a segment of five blocks, the second and the fourth of them free.
+    assert {(left, right) for left, right in stuck[:, :2, 0]} == {(106, 211), (317, 422)}
+    assert len(stuck) == 8 and len(set(stuck[:, 0, 1])) == 4
 
 
 def test_a_measured_step_is_drawn_by_kind_at_its_peak(replayed):
@@ -71,9 +91,10 @@ def test_a_measured_step_is_drawn_by_kind_at_its_peak(replayed):
     for segment in replayed.blocks_at():
         for block in segment.blocks:
             by_kind[block.kind] += block.bytes
-    pixels = drawn(figure)
+    points = drawn(figure)
     for kind in ("parameters", "optimizer_states", "activations"):
         share = by_kind[kind] / replayed.reserved[replayed.peak_event - 1]
-        assert pixels[kind] / sum(pixels.values()) == pytest.approx(share, rel=0.03)
-    assert "step 2, " in figure.alt and "simulated GPU" in figure.svg
-    assert set(pixels) <= set(LOOKS) and set(LOOKS) <= set(FILLS)
+        assert points[kind] / sum(points.values()) == pytest.approx(share, rel=0.03)
+    texts = [text.get_text() for text in figure.findobj(Text)]
+    assert "step 2, " in figure.alt and any("simulated GPU" in text for text in texts)
+    assert set(points) <= set(LOOKS) and set(LOOKS) <= set(FILLS)

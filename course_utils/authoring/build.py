@@ -10,7 +10,6 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
-from ..figures.themes import READING
 from ..interactive.course_files import EDITED, ROOT, notebooks
 from ..interactive.learner_folder import write_whole
 from ..interactive.notebook_runs import BuildError, cell_name, read_notebook, run
@@ -64,7 +63,6 @@ def build(root: Path, source: Path) -> None:
         fold_answers(notebook)
         hide_first_lines(notebook)
         forget_machine(notebook)
-        share_script(notebook)
         if copy := save_edited(draft.target):
             print(f"{draft.target.name} was edited since it was built: that work is kept in {copy.name}")
         write(notebook, draft.target)
@@ -128,22 +126,6 @@ def forget_machine(notebook: NotebookNode) -> None:
     for cell in notebook.cells:
         if THIS_MACHINE in cell.metadata.get("tags", ()):
             cell.outputs = []
-
-
-def share_script(notebook: NotebookNode) -> None:
-    """Leave the script that reads figures out to the first figure, and to the first that is not folded."""
-    told = set[bool]()  # whether the figures that have the script are folded
-    for cell in notebook.cells:
-        folded = cell.metadata.get("jupyter", {}).get("outputs_hidden", False)
-        for output in cell.get("outputs", ()):
-            data = output.get("data", {})
-            shown = data.get("text/html", "")
-            if READING not in shown:
-                continue
-            # a closed output may not run its script: a figure that is shown needs one that is shown
-            if False in told or folded in told:
-                data["text/html"] = shown.replace(READING, "")
-            told.add(folded)
 
 
 def write(notebook: NotebookNode, target: Path) -> None:

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from .. import TrainingRun, estimate, format_bytes, gpu
 from ..evidence.gpu import GPU_TABLES
-from ..figures import stack
-from ..figures.canvas import Figure
-from ..figures.runs import NOT_COUNTED
+from ..figures import CourseFigure, stack
 from ..interactive.course_files import number_of, numbered
+from ..interactive.explorer import NOT_COUNTED
 from ..interactive.learner_folder import write_whole
 from ..interactive.notebook_runs import BuildError
 from ..lessons.calculators import errata
@@ -114,7 +113,7 @@ def readme(root: Path) -> str:
     return made
 
 
-def gpt2_xl_stack() -> Figure:
+def gpt2_xl_stack() -> CourseFigure:
     """GPT-2 XL's training step of 32 sequences of 1,024 tokens at its peak, five ways, and a 32 GB card."""
     card = gpu("RTX5090-32GB")
     run = TrainingRun("gpt2-xl", micro_batch=32, seq_len=1024, precision="amp-bf16")

@@ -1,63 +1,38 @@
-"""Lines: how one quantity grows with another, each line named at its end. Drawn by matplotlib."""
+"""Lines: how one quantity grows with another, each line named at its end."""
 
-import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
-from io import StringIO
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .axes import OVER, stop
-from .canvas import (
-    GRID,
-    INK,
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
+
+from ..palette import OVER, number, stop
+from .style import (
     MARGIN,
-    QUIET,
-    RULE,
-    Canvas,
-    Figure,
-    framed,
-    number,
-    reflowing,
-    spread,
+    NUMBERED,
+    WIDTH,
+    Drawn,
+    finished,
+    look,
+    paper,
+    room,
+    sheet,
     text_width,
+    value_axis,
     wrap,
 )
-from .plotting import LAYOUT_FONT, Chart, finish, look
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Drawing
-    from matplotlib.text import Annotation
 
 LINE_COLOURS = ("#0072B2", "#B34700", "#00704F", "#9B3C78", "#111111", "#7A5C00")
-DASHES = (None, (7, 4), (2, 3), (9, 3, 2, 3), (12, 4), (4, 2, 1, 2))
-"""Pixels of stroke and gap: lines are told apart in grey print too."""
+DASHES = ("-", (0, (3.2, 1.8)), (0, (1, 1.4)), (0, (4, 1.4, 1, 1.4)), (0, (5.5, 1.8)), (0, (2, 1, 0.5, 1)))
+"""Lines are told apart in grey print too; in widths of a line."""
 
-PLOT_HEIGHT = 290
-
-FRAME = {"stroke_linejoin": "round", "xmlns:xlink": "http://www.w3.org/1999/xlink"}
-NEEDLESS = re.compile(
-    r' id="(text|line2d|[xy]tick|patch|axes|figure|legend|matplotlib)[^"]*"| transform="rotate\(-0'
-    r' [^"]*\)"|<!--.*?-->'
-)
-NO_METADATA = {"Creator": None, "Date": None, "Format": None, "Type": None}
-
-LEGEND: dict[str, Any] = {
-    "loc": "lower left",
-    "frameon": False,
-    "borderpad": 0,
-    "borderaxespad": 0,
-    "labelspacing": 0.3,
-    "handlelength": 3,
-    "labelcolor": "linecolor",
-    "prop": {"size": 12.5, "weight": "bold"},
-}
+HIGH = 250.0  # points of the plot
+NAME = 11.5  # points of the names' font
 
 Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 
 
-@reflowing
 def lines(
     series: Series,
     title: str,
@@ -72,96 +47,48 @@ def lines(
     bands: Mapping[str, tuple[Sequence[float], Sequence[float]]] = {},
     provenance: str = "",
     alt: str | None = None,
-) -> Figure:
+    ax: Axes | None = None,
+) -> Drawn:
     """One line for each series (its x and its y values), named at its end; units belong into the labels.
 
     `level` draws a named horizontal line, such as a capacity. The series named in `circles` are not joined:
     they were measured here and there, and nobody knows what lies between. `bands` are lower and upper values
-    to shade around the series of that name. Raises ValueError for empty or unequal series, for more than
-    there are colors, and for values that a logarithmic axis cannot show.
+    to shade around the series of that name. Returns the figure, or `ax` if it is given. Raises ValueError for
+    empty or unequal series, for more than there are colors, and for values that a logarithmic axis cannot
+    show.
     """
     _check_series(series, log_x, log_y)
-    canvas = Canvas()
-    width = canvas.width
-    room = canvas.width - 2 * MARGIN
-    heading = wrap(title, 16.5, room, bold=True)
-    small_print = wrap(provenance, 11, room)
-    names = dict[str, list[str]]()
-    if canvas.narrow:  # it has no room for names at the ends of the lines: a legend has them
-        names = {name: wrap(name, 12.5, room - 44, bold=True) for name in series}
-    top = 49 + 21 * len(heading) + 17 * sum(map(len, names.values()))
-    below = 60 + 14 * len(small_print) if provenance else 52
-    height = top + PLOT_HEIGHT + below
-    more = [y for lower, upper in bands.values() for y in (*lower, *upper)]
-    if level:
-        more.append(level[1])
-    marks = partial(_marks, series=series, bands=bands, level=level, markers=markers, circles=circles)
+    names = {name: wrap(name, NAME, 130, bold=True) for name in series}
+    right = MARGIN + 12 + max(text_width(line, NAME, bold=True) for one in names.values() for line in one)
+    ys = [y for _, ys in series.values() for y in ys]
+    ys += [y for lower, upper in bands.values() for y in (*lower, *upper)]
+    ys += [level[1]] if level else []
+    left = MARGIN + 12 + text_width(number(float(f"{max(ys):.1g}")), 11.5)
     with look():
-        from matplotlib.figure import Figure as Drawing
-
-        # one point is one pixel of ours
-        drawing = Drawing(figsize=(width / 72, height / 72), dpi=72, facecolor="none")
-        axes = _axes(drawing, series, more, log_x, log_y, top)
-        marks(axes)
-        _write(drawing, axes, heading, small_print, (xlabel, ylabel), {} if names else series, top)
-        if names:
-            place: dict[str, Any] = {"bbox_to_anchor": (MARGIN / width, 1 - (top - 30) / height)}
-            handles = [axes.lines[index] for index in range(len(names))]
-            drawing.legend(handles, ["\n".join(lines) for lines in names.values()], **LEGEND, **place)
-        shapes = _shapes(drawing)
-    ends = "; ".join(_ends(name, *line) for name, line in series.items())
-    alt = alt or f"{stop(title)} Lines of {ylabel} against {xlabel}: {ends}."
-    onto = partial(_onto, marks=marks, series=series, more=more, labels=(xlabel, ylabel), logs=(log_x, log_y))
-    picture = framed(shapes, width, height, title, alt, **FRAME)
-    return Figure(picture, alt, chart=Chart(title, provenance, onto))
-
-
-def _marks(
-    axes: "Axes",
-    series: Series,
-    bands: Series,
-    level: tuple[str, float] | None,
-    markers: bool,
-    circles: Collection[str],
-) -> None:
-    for index, (name, line) in enumerate(series.items()):
-        if name in bands:
-            axes.fill_between(line[0], *bands[name], color=LINE_COLOURS[index], alpha=0.18, linewidth=0)
-        _draw(axes, line, index, markers, joined=name not in circles)
-    if level:
-        _draw_level(axes, series, *level)
-
-
-def _onto(
-    axes: "Axes",
-    marks: Callable[["Axes"], None],
-    series: Series,
-    more: Sequence[float],
-    labels: tuple[str, str],
-    logs: tuple[bool, bool],
-) -> None:
-    """The same lines on Axes of a learner's own, who may zoom in."""
-    all_x = [x for xs, _ in series.values() for x in xs]
-    all_y = [y for _, ys in series.values() for y in ys]
-    for name, log, found in zip("xy", logs, (all_x, [*all_y, *more]), strict=True):
-        low, high = _range(found, log, from_zero=name == "y")
-        if log:
-            getattr(axes, f"set_{name}scale")("log", base=2 if high / low <= 2**10 else 10)
-        elif name == "y":
-            axes.set_ylim(low, high)
-    others = len(axes.lines)
-    marks(axes)
-    for line, name in zip(axes.lines[others:], series, strict=False):
-        line.set(label=name, clip_on=True)
-    axes.set(xlabel=labels[0], ylabel=labels[1])
-    axes.minorticks_off()
-    finish(axes, "y", labelcolor="linecolor", handlelength=3)
-
-
-def _ends(name: str, xs: Sequence[float], ys: Sequence[float]) -> str:
-    if len(xs) == 1:
-        return f"{name} is {_read(ys[0])} at {number(xs[0])}"
-    return f"{name} goes from {_read(ys[0])} at {number(xs[0])} to {_read(ys[-1])} at {number(xs[-1])}"
+        drawn = ax or sheet(title, 30 + HIGH + 41, provenance).place(left, 30, WIDTH - left - right, HIGH)
+        _scales(drawn, series, ys, log_x, log_y)
+        drawn.set_xlabel(xlabel)
+        drawn.annotate(ylabel, (0, 1), (0, 10), "axes fraction", "offset points", color="#555555")
+        clip = ax is not None  # a learner may zoom in
+        for index, (name, (xs, values)) in enumerate(series.items()):
+            color = LINE_COLOURS[index]
+            if name in bands:
+                drawn.fill_between(xs, *bands[name], color=color, alpha=0.18, linewidth=0)
+            if name in circles:
+                drawn.plot(
+                    xs, values, "o", ms=9, mfc="white", mec=color, mew=2, clip_on=clip, label=name, zorder=4
+                )
+                continue
+            style: dict[str, Any] = {"color": color, "linestyle": DASHES[index]}
+            if markers and len(xs) <= 40:
+                style |= {"marker": "o", "ms": 6.5, "mec": "white", "mew": 1}
+            drawn.plot(xs, values, label=name, linewidth=2.2, clip_on=clip, zorder=3, **style)
+        if level:
+            _level(drawn, series, *level)
+        _name_ends(drawn, series, names)
+        told = "; ".join(_told(name, *line) for name, line in series.items())
+        alt = alt or f"{stop(title)} Lines of {ylabel} against {xlabel}: {told}."
+        return finished(drawn, ax, title, alt, provenance, _table(series, xlabel))
 
 
 def _check_series(series: Series, log_x: bool, log_y: bool) -> None:
@@ -180,179 +107,106 @@ def _check_series(series: Series, log_x: bool, log_y: bool) -> None:
             )
 
 
-def _axes(
-    drawing: "Drawing", series: Series, more: Sequence[float], log_x: bool, log_y: bool, top: float
-) -> "Axes":
-    all_x = [x for xs, _ in series.values() for x in xs]
-    all_y = [y for _, ys in series.values() for y in ys]
-    ends = _range(all_x, log_x, from_zero=False)
-    low, high = _range([*all_y, *more], log_y, from_zero=True)
-    heights = _ticks(low, high, log_y)
-    left = 40 + max(text_width(number(tick), 12) for tick in heights)
-    width = 72 * drawing.get_figwidth()
-    height = 72 * drawing.get_figheight()
-    names = 0.0 if Canvas().narrow else max(text_width(name, 12.5, bold=True) for name in series)
-    right = width - MARGIN - 12 - names
-    box = (left / width, 1 - (top + PLOT_HEIGHT) / height, (right - left) / width, PLOT_HEIGHT / height)
-    axes = drawing.add_axes(box, facecolor="none", xlim=ends, ylim=(low, high))
-    axes.set(xscale="log" if log_x else "linear", yscale="log" if log_y else "linear")
-    axes.set_yticks(heights, [number(tick) for tick in heights], minor=False)
-    places = _points_or_ticks(all_x, axes, log_x)
-    axes.set_xticks(places, [number(tick) for tick in places], minor=False)
-    axes.minorticks_off()
-    axes.tick_params("x", length=5, width=1, pad=7, color=RULE, labelcolor=QUIET)
-    axes.tick_params("y", length=0, pad=8, labelcolor=QUIET)
-    axes.grid(axis="y", color=GRID, linewidth=1, clip_on=False)
-    axes.spines[["left", "top", "right"]].set_visible(False)
-    axes.set_axisbelow(True)
-    return axes
-
-
-def _range(values: Sequence[float], log: bool, from_zero: bool) -> tuple[float, float]:
-    low = min(values)
-    high = max(values)
-    if log:
-        return low, (high if high > low else low * 10)
-    if from_zero:
+def _scales(drawn: Axes, series: Series, ys: Sequence[float], log_x: bool, log_y: bool) -> None:
+    """Axes from zero, or logarithmic ones; x is numbered at the points if they are few enough."""
+    points = sorted({x for xs, _ in series.values() for x in xs})
+    value_axis(drawn, "y", "", nbins=8)
+    low, high = min(ys), max(ys)
+    if not log_y:
         low = min(0.0, low)
         high += 0.06 * (high - low)
-    return low, (high if high > low else low + 1)
+        drawn.set_ylim(low, high if high > low else low + 1)
+    drawn.set_xlim(points[0], points[-1] if len(points) > 1 else points[0] * 10 if log_x else points[0] + 1)
+    for axis, log, ends in (("x", log_x, drawn.get_xlim()), ("y", log_y, (low, high))):
+        if log:
+            base = 2 if ends[1] / ends[0] <= 2**10 else 10
+            getattr(drawn, f"set_{axis}scale")("log", base=base)
+            along = drawn.xaxis if axis == "x" else drawn.yaxis
+            most = 9 if axis == "y" else int(room(drawn) / (text_width(number(points[-1]), 11.5) + 10))
+            along.set_major_locator(LogLocator(base=base, numticks=min(9, most)))
+            along.set_minor_locator(NullLocator())
+    if log_y:
+        drawn.set_ylim(low, high if high > low else low * 10)
+    if _roomy(drawn, points):
+        drawn.xaxis.set_major_locator(FixedLocator(points))
+    drawn.xaxis.set_major_formatter(NUMBERED)
+    drawn.yaxis.set_major_formatter(NUMBERED)
+    drawn.spines["left"].set_visible(False)
 
 
-def _ticks(low: float, high: float, log: bool) -> list[float]:
-    """Round numbers; on a logarithmic axis powers of two for a small range, powers of ten for a large one."""
-    from matplotlib.ticker import LogLocator, MaxNLocator
-
-    if log:
-        locator = LogLocator(base=2 if high / low <= 2**10 else 10, numticks=12)
-    else:
-        locator = MaxNLocator(nbins=7, steps=[1, 2, 5, 10])
-    found = locator.tick_values(low, high)
-    margin = 1e-9 * (high - low)
-    return [float(tick) for tick in found if low - margin <= tick <= high + margin] or [low, high]
+def _roomy(drawn: Axes, points: Sequence[float]) -> bool:
+    """True if the numbers of all points find room along the axis."""
+    ends = [drawn.transScale.transform((x, 1))[0] for x in (*drawn.get_xlim(), *points)]
+    start, end, *places = ends
+    scale = room(drawn) / (end - start)
+    widest = max(text_width(number(x), 11.5) for x in points)
+    gaps = (scale * (right - left) for left, right in pairwise(places))
+    return len(points) <= 12 and all(gap > widest + 8 for gap in gaps)
 
 
-def _points_or_ticks(xs: Sequence[float], axes: "Axes", log: bool) -> list[float]:
-    points = sorted(set(xs))
-
-    def roomy(places: Sequence[float]) -> bool:
-        widest = max(text_width(number(place), 12) for place in places)
-        return all(_x(axes, right) - _x(axes, left) > widest + 10 for left, right in pairwise(places))
-
-    if len(points) > 12 or not roomy(points):
-        points = _ticks(*axes.get_xlim(), log)
-        while len(points) > 2 and not roomy(points):
-            points = points[::2]
-    return points
-
-
-def _x(axes: "Axes", value: float) -> float:
-    return float(axes.transData.transform((value, axes.get_ylim()[0]))[0])
+def _level(drawn: Axes, series: Series, name: str, value: float) -> None:
+    """A horizontal line with its name above it, at the right where a series begins in the name's way."""
+    drawn.axhline(value, color=OVER, linewidth=1.6, linestyle=(0, (2, 2)))
+    level, *starts = (
+        drawn.transData.transform((1, y))[1] for y in (value, *(ys[0] for _, ys in series.values()))
+    )
+    at_right = any(-4 < start - level < 24 for start in starts)
+    place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+    place |= {"ha": "right" if at_right else "left", "bbox": paper(), "zorder": 4}
+    offset = (-8 if at_right else 8, 6)
+    drawn.annotate(name, (int(at_right), value), offset, color=OVER, fontweight="bold", **place)
 
 
-def _draw(
-    axes: "Axes", line: tuple[Sequence[float], Sequence[float]], index: int, markers: bool, joined: bool
-) -> None:
-    color = LINE_COLOURS[index]
-    if not joined:
-        look = {
-            "markersize": 10,
-            "markerfacecolor": "#FFFFFF",
-            "markeredgecolor": color,
-            "markeredgewidth": 2.2,
-        }
-        axes.plot(*line, "o", clip_on=False, zorder=4, **look)
-        return
-    dots: dict[str, Any] = {
-        "marker": "o",
-        "markersize": 7,
-        "markeredgecolor": "#FFFFFF",
-        "markeredgewidth": 1,
-    }
-    shown = dots if markers and len(line[0]) <= 40 else {}
-    dashes = DASHES[index]  # in pixels; matplotlib counts in line widths
-    style = (0, tuple(length / 2.2 for length in dashes)) if dashes else "-"
-    axes.plot(*line, color=color, linewidth=2.2, linestyle=style, clip_on=False, zorder=3, **shown)
+def _name_ends(drawn: Axes, series: Series, names: Mapping[str, Sequence[str]]) -> None:
+    """Each name in its line's color: right of the plot at the height of the line's end, none over another.
 
-
-def _draw_level(axes: "Axes", series: Series, name: str, value: float) -> None:
-    """A horizontal line with its name above it: at the left, or at the right if that would hide a series."""
-    axes.axhline(value, color=OVER, linewidth=1.6, linestyle=(0, (2, 2)), clip_on=False)
-    paper = {"facecolor": "#FFFFFF", "edgecolor": "none", "pad": 1.5}
-    style = {"color": OVER, "fontweight": "bold", "va": "baseline", "bbox": paper, "zorder": 4}
-    place = {"textcoords": "offset points", "xycoords": ("axes fraction", "data")}
-    left = axes.annotate(name, (0, value), xytext=(8, 6), **place, **style)
-    if _hides(axes, series, left):
-        right = axes.annotate(name, (1, value), xytext=(-8, 6), ha="right", **place, **style)
-        if _hides(axes, series, right):
-            right.remove()
-        else:
-            left.remove()
-
-
-def _hides(axes: "Axes", series: Series, words: "Annotation") -> bool:
-    from matplotlib.path import Path
-
-    box = words.get_window_extent()
-    ways = (Path(axes.transData.transform(list(zip(xs, ys, strict=True)))) for xs, ys in series.values())
-    return any(way.intersects_bbox(box, filled=False) for way in ways)
-
-
-def _write(
-    drawing: "Drawing",
-    axes: "Axes",
-    heading: Sequence[str],
-    small_print: Sequence[str],
-    labels: tuple[str, str],
-    series: Series,
-    top: float,
-) -> None:
-    width = 72 * drawing.get_figwidth()
-    bottom = top + PLOT_HEIGHT
-    height = 72 * drawing.get_figheight()
-    left, right = (_x(axes, value) for value in axes.get_xlim())
-
-    def put(x: float, y: float, words: str, size: float = 12, color: str = QUIET, **more: Any) -> None:
-        drawing.text(x / width, 1 - y / height, words, fontsize=size, color=color, va="baseline", **more)
-
-    for index, line in enumerate(heading):
-        put(MARGIN, 28 + 21 * index, line, 16.5, INK, fontweight="bold")
-    put(MARGIN, top - 16, labels[1])
-    put((left + right) / 2, bottom + 40, labels[0], ha="center")
-    for index, line in enumerate(small_print):
-        put(width - MARGIN, bottom + 62 + 14 * index, line, 11, ha="right")
-    ends = {name: _end(axes, *line) for name, line in series.items()}
-    # A single point in mid-plot has its name next to it; all other names share the right margin.
-    alone = {name for name, (xs, _) in series.items() if len(xs) == 1 and ends[name][0] < right - 1}
-    at_right = {name: height - y for name, (_, y) in ends.items() if name not in alone}
-    heights = dict(zip(at_right, spread([*at_right.values()], 17, top, bottom), strict=True))
-    for index, (name, (x, y)) in enumerate(ends.items()):
-        color = LINE_COLOURS[index]
-        if name in alone:
-            put(x + 11, height - y - 8, name, 12.5, color, fontweight="bold")
-        else:
-            put(right + 10, heights[name] + 4, name, 12.5, color, fontweight="bold")
-
-
-def _end(axes: "Axes", xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
-    """The place of a line's rightmost point, in pixels from the bottom left corner."""
-    last = max(zip(xs, ys, strict=True), key=lambda point: point[0])
-    x, y = axes.transData.transform(last)
-    return float(x), float(y)
-
-
-def _shapes(drawing: "Drawing") -> str:
-    """The shapes that matplotlib draws, without its frame, its font, and its style sheet.
-
-    The style sheet would reach beyond the picture.
+    A single point in mid-plot has its name next to it.
     """
-    page = StringIO()
-    drawing.savefig(page, format="svg", metadata=NO_METADATA)
-    [inside] = re.findall(r"<svg[^>]*>(.*)</svg>", page.getvalue(), re.DOTALL)
-    plain = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", inside, count=1, flags=re.DOTALL)
-    plain = plain.replace(f" font-family: '{LAYOUT_FONT}';", "")
-    short = re.sub(r"\s*\n\s*", " ", NEEDLESS.sub("", plain))
-    return short.replace("> <", "><").strip()
+    shares = drawn.transAxes.inverted()
+    ends = {}
+    for index, (name, (xs, ys)) in enumerate(series.items()):
+        x, y = shares.transform(drawn.transData.transform((xs[-1], ys[-1])))
+        style = {"color": LINE_COLOURS[index], "fontweight": "bold", "fontsize": NAME, "va": "center"}
+        if len(xs) == 1 and x < 0.97:
+            place = {"xycoords": "axes fraction", "textcoords": "offset points"}
+            drawn.annotate(name, (x, y), (9, 7), **place, **style)
+        else:
+            ends[name] = (y, style)
+    gaps = {name: (13 * len(names[name]) + 3) / HIGH for name in ends}
+    for name, y in spread({name: y for name, (y, _) in ends.items()}, gaps).items():
+        place = {"transform": drawn.transAxes, "linespacing": 1.1}
+        drawn.text(1 + 10 / room(drawn), y, "\n".join(names[name]), **place, **ends[name][1])
+
+
+def spread(wanted: Mapping[str, float], heights: Mapping[str, float]) -> dict[str, float]:
+    """Middles of boxes near the `wanted` ones in their order, none over another, in 0 to 1 if they fit."""
+    order = sorted(wanted, key=lambda name: wanted[name])
+    placed = {}
+    # First push each one up to keep clear of the one below, then back from the upper end.
+    floor = -0.02
+    for name in order:
+        placed[name] = max(wanted[name], floor + heights[name] / 2)
+        floor = placed[name] + heights[name] / 2
+    roof = 1.04
+    for name in reversed(order):
+        placed[name] = min(placed[name], roof - heights[name] / 2)
+        roof = placed[name] - heights[name] / 2
+    return placed
+
+
+def _told(name: str, xs: Sequence[float], ys: Sequence[float]) -> str:
+    if len(xs) == 1:
+        return f"{name} is {_read(ys[0])} at {number(xs[0])}"
+    return f"{name} goes from {_read(ys[0])} at {number(xs[0])} to {_read(ys[-1])} at {number(xs[-1])}"
+
+
+def _table(series: Series, xlabel: str) -> list[list[str]]:
+    """A column for each series at up to a dozen of the places."""
+    points = sorted({x for xs, _ in series.values() for x in xs})
+    points = points[:: -(-len(points) // 12)]
+    columns = [dict(zip(xs, ys, strict=True)) for xs, ys in series.values()]
+    rows = [[number(x), *(_read(column[x]) if x in column else "" for column in columns)] for x in points]
+    return [[xlabel, *series], *rows]
 
 
 def _read(value: float) -> str:

@@ -1,34 +1,46 @@
 """The timeline: memory by kind after each allocation and free, with the phases of each step named."""
 
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
 from itertools import accumulate, groupby, pairwise
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator
 
 from ..gpus import Gpu
 from ..measurement import Mark, Measurement
-from ..units import UNITS, format_bytes
-from .axes import (
+from ..palette import (
     COLOURS,
+    INK,
     OVER,
-    Plot,
-    Segment,
+    QUIET,
     amount,
+    amount_with_unit,
     digits_for,
-    draw_legend,
-    draw_peak,
-    largest_kinds,
+    ink_on,
     named_capacity,
+    number,
+    sentence,
     stop,
     words,
 )
-from .canvas import INK, QUIET, RULE, Canvas, Figure, ink_on, number, reflowing, sentence, short, text_width
-from .plotting import EVENTS, Chart, draw_areas
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from ..units import UNITS, format_bytes
+from .style import (
+    MARGIN,
+    WIDTH,
+    Drawn,
+    finished,
+    legend,
+    legend_rows,
+    look,
+    paper,
+    room,
+    sheet,
+    text_width,
+    value_axis,
+)
 
 TIMELINE_ORDER = (
     "parameters", "optimizer_states", "gradients", "weight_copies",
@@ -38,10 +50,11 @@ TIMELINE_ORDER = (
 
 Name = TypeVar("Name")
 
-MOST_POINTS = 1200  # of a curve: two for each pixel or so; a narrow picture has half of them
-PLOT_HEIGHT = 300.0
-PEAK = 4.0  # pixels that the peak gets at least, though it last for one event of thousands
-NARROWEST = 32.0  # pixels that each phase gets at least, where a third of the width suffices for that
+MOST_POINTS = 600  # of a curve: one for each point of the width
+HIGH = 250.0  # points of the plot
+PEAK = 4.0  # points that the peak gets at least, though it last for one event of thousands
+NARROWEST = 24.0  # points that each phase gets at least, where a third of the width suffices for that
+LABEL = "allocations and frees, in order (short phases drawn wider)"
 PHASE_WORDS = {
     "forward": ("forward", "fwd"),
     "backward": ("backward", "bwd"),
@@ -49,7 +62,6 @@ PHASE_WORDS = {
 }
 
 
-@reflowing
 def timeline(
     measurement: Measurement,
     title: str,
@@ -59,62 +71,71 @@ def timeline(
     capacity: int | Gpu | None = None,
     capacity_label: str = "",
     letters: Mapping[str, int] | None = None,
-) -> Figure:
+    ax: Axes | None = None,
+) -> Drawn:
     """Memory by kind after each allocation and free, with names of the steps, their phases and the peak.
 
     `steps` picks training steps (1 is the first); without it everything is shown, set-up included. `letters`
-    names moments, by how many events have happened, with a pin on the axis. Raises ValueError for what was
-    not measured.
+    names moments, by how many events have happened, with a pin on the axis. Returns the figure, or `ax` if it
+    is given. Raises ValueError for what was not measured.
     """
     first, last = _window(measurement, steps)
     curves = _shown_curves(measurement, first, last)
     totals = [sum(at) for at in zip(*curves.values(), strict=True)]
     peak = _shown_peak(measurement, totals, first, last)
-    canvas = Canvas()
-    left = 52.0 if canvas.narrow else 66.0
-    right = canvas.width - 26.0
-    keep = [peak, min(peak + 1, last), *(mark.event for mark in measurement.timeline.marks)]
-    kept = thin(totals, first, last, keep, MOST_POINTS // 2 if canvas.narrow else MOST_POINTS)
+    letters = letters or {}
+    for letter, count in letters.items():
+        if not first <= count <= last:
+            raise ValueError(f"{letter} is at event {count}; shown are {first} to {last}")
     limit, limit_name = named_capacity(capacity, capacity_label, unit)
-    largest = max(totals[peak] * 1.17, (limit or 0) * 1.09, 1.0)
-    knots = _knots(measurement, first, last, left, right)
-    seen = _widened(knots, peak, last)
-    view = _View(
-        canvas=canvas,
-        left=left,
-        right=right,
-        top=0.0,
-        bottom=PLOT_HEIGHT,
-        largest=largest,
-        measurement=measurement,
-        first=first,
-        last=last,
-        knots=seen,
-        unit=unit,
-        curves=curves,
-        kept=kept,
-        peak=peak,
-    )
-    # The head decides where the plot begins. Which names need a legend does not depend on that.
-    top = view.head(title)
-    view = replace(view, top=top, bottom=top + PLOT_HEIGHT)
-    view.axes([count for count, _ in knots])
-    view.phases()
-    view.areas()
-    named_line = None
-    if limit:
-        view.limit(limit)
-        canvas.halo_text(left + 8, view.y(limit) - 7, limit_name, 12, fill=OVER, font_weight="bold")
-        named_line = (view.y(limit), left + 16 + text_width(limit_name, 12, bold=True))
-    view.name_peak(totals[peak], named_line)
-    view.letters(letters or {}, totals)
-    alt = view.alt(title, totals, peak)
-    provenance = str(measurement.provenance)
-    end = canvas.note(provenance, view.bottom + 62)
-    limits = [(limit_name, limit / UNITS[unit], "-")] if limit else []
-    notes = {view.told_peak(totals[peak]): peak, **(letters or {})}
-    chart = Chart(title, provenance, partial(view.onto, notes, limits))
-    return Figure(canvas.svg(end - 2, title, alt), alt, chart=chart)
+    largest = max(totals[peak] * 1.14, (limit or 0) * 1.07, 1.0)
+    left = MARGIN + 34
+    width = room(ax) if ax else WIDTH - MARGIN - left - 8  # half of the last number
+    keep = [
+        peak,
+        min(peak + 1, last),
+        *letters.values(),
+        *(mark.event for mark in measurement.timeline.marks),
+    ]
+    counts = thin(totals, first, last, keep)
+    knots = _knots(measurement, first, last, width)
+    starts, places = zip(*_widened(knots, peak, last), strict=True)
+    xs = np.interp(counts, starts, places)
+    edges = _edges(curves, counts, UNITS[unit])
+    spots = {kind: _roomiest(xs, *edges[kind], HIGH / largest * UNITS[unit], words(kind)) for kind in curves}
+    seen = [kind for kind in curves if spots[kind] is None and max(curves[kind]) * HIGH >= largest]
+    rows = legend_rows([*map(words, seen)], width)[1] if seen else 0
+    above = 42 + 18 * rows
+    with look():
+        drawn = ax or sheet(title, above + HIGH + 41, str(measurement.provenance)).place(
+            left, above, width, HIGH
+        )
+        drawn.set(xlim=(0, width), ylim=(0, largest / UNITS[unit]))
+        value_axis(drawn, "y", f"{unit} allocated")
+        _count_axis(drawn, knots)
+        _name_spans(drawn, measurement, first, last, knots)
+        for kind, (_, high) in reversed(edges.items()):
+            # Down to the axis, the topmost first, so that the next covers all but its band. The outline keeps
+            # a spike of one event, thinner than a pixel, in sight.
+            drawn.fill(*_steps(xs, high), color=COLOURS[kind], linewidth=0.7)
+        for kind, spot in spots.items():
+            if spot:
+                style = {"ha": "center", "va": "center", "fontweight": "bold", "color": ink_on(COLOURS[kind])}
+                drawn.text(*spot, words(kind), **style)
+        if seen:
+            legend(drawn, [Patch(color=COLOURS[kind]) for kind in seen], [*map(words, seen)], above=44)
+        if limit:
+            drawn.axhline(limit / UNITS[unit], color=OVER, linewidth=2)
+            place = {"color": OVER, "fontweight": "bold", "va": "bottom", "bbox": paper(0.5)}
+            drawn.text(8, (limit + 0.012 * largest) / UNITS[unit], limit_name, **place)
+        said = told_peak(measurement, first, last, peak, totals[peak], unit)
+        x = float(np.interp(peak, counts, xs) + np.interp(min(peak + 1, last), counts, xs)) / 2
+        _name_peak(drawn, x, totals[peak] / UNITS[unit], said, width)
+        for letter, count in letters.items():
+            _pin(drawn, letter, float(np.interp(count, counts, xs)), totals[count] / UNITS[unit])
+        alt = _timeline_alt(measurement, title, curves, totals, first, last, said, peak, unit)
+        table = _table(measurement, curves, totals, first, last, unit)
+        return finished(drawn, ax, title, alt, str(measurement.provenance), table)
 
 
 def _shown_curves(measurement: Measurement, first: int, last: int) -> dict[str, list[int]]:
@@ -131,244 +152,151 @@ def _shown_peak(measurement: Measurement, totals: Sequence[int], first: int, las
     return max(range(first, last + 1), key=totals.__getitem__)
 
 
-@dataclass(frozen=True)
-class _View(Plot):
-    """Draws a timeline from the `first` event count shown to the `last`: event counts to x, bytes to y.
+Edges = tuple[np.ndarray, np.ndarray]  # the lower and the upper edge of an area, in a unit of bytes
 
-    `knots` maps counts to x: evenly within a phase, but with room for every phase, as the loss is a few
-    events long and often the peak. `curves` are bytes by kind from the bottom up; element k is what is
-    allocated when k events have happened. `kept` are the counts that are drawn; what is allocated at the
-    `peak` is drawn until the next event.
+
+def _edges(curves: Mapping[str, Sequence[int]], counts: Sequence[int], one: int) -> dict[str, Edges]:
+    edges = {}
+    low = np.zeros(len(counts))
+    for kind, curve in curves.items():
+        high = low + np.array([curve[count] for count in counts]) / one
+        edges[kind] = (low, high)
+        low = high
+    return edges
+
+
+def _steps(xs: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The outline of an area of steps down to the axis, without points at which nothing changes."""
+    changes = [0, *(index for index in range(1, len(xs)) if high[index] != high[index - 1])]
+    right = np.repeat(np.append(xs[changes], xs[-1]), 2)
+    up = np.concatenate([[0.0], np.repeat(high[changes], 2), [0.0]])
+    return right, up
+
+
+def _roomiest(
+    xs: np.ndarray, low: np.ndarray, high: np.ndarray, one: float, name: str
+) -> tuple[float, float] | None:
+    """The center of the best place for a name inside an area; None where none is high enough.
+
+    `one` are the points of a unit of bytes.
     """
+    width = text_width(name, 11.5, bold=True) + 8
+    roomiest = 15 / one  # a line's height
+    center: tuple[float, float] | None = None
+    for start in range(0, int(xs[-1] - width), 6):
+        inside = slice(max(0, np.searchsorted(xs, start) - 1), np.searchsorted(xs, start + width) + 1)
+        floor = float(low[inside].max())
+        roof = float(high[inside].min())
+        if roof - floor > roomiest:
+            roomiest = roof - floor
+            center = (start + width / 2, (floor + roof) / 2)
+    return center
 
-    measurement: Measurement
-    first: int
-    last: int
-    knots: Sequence[tuple[int, float]]
-    unit: str
-    curves: Mapping[str, Sequence[int]]
-    kept: Sequence[int]
-    peak: int
 
-    def x(self, count: int) -> float:
-        index = min(max(1, bisect_left(self.knots, (count, 0.0))), len(self.knots) - 1)
-        start, left = self.knots[index - 1]
-        end, right = self.knots[index]
-        return left + (right - left) * (count - start) / max(1, end - start)
+def _count_axis(drawn: Axes, knots: Sequence[tuple[int, float]]) -> None:
+    """Event counts where phases begin: the last in any case, others where they are far from all before."""
+    shown: list[tuple[int, float]] = []
+    for count, x in [knots[-1], *knots[:-1]]:
+        if all(abs(x - other) > 52 for _, other in shown):
+            shown.append((count, x))
+    drawn.xaxis.set_major_locator(FixedLocator([x for _, x in shown]))
+    drawn.set_xticklabels([number(count) for count, _ in shown])
+    drawn.set_xlabel(LABEL)
+    drawn.spines["left"].set_visible(False)
 
-    def phase_spans(self) -> list[tuple[int, int, tuple[int, str]]]:
-        """Start and end of each phase shown, with its step and name."""
-        return _spans(self.measurement, self.first, self.last, lambda mark: (mark.step, mark.phase))
 
-    def step_spans(self) -> list[tuple[int, int, int]]:
-        """Start and end of each step shown, with its number."""
-        return _spans(self.measurement, self.first, self.last, lambda mark: mark.step)
+def _name_spans(
+    drawn: Axes, measurement: Measurement, first: int, last: int, knots: Sequence[tuple[int, float]]
+) -> None:
+    """Steps and phases above the plot, each with a line where it starts, as there is room."""
+    counts, places = zip(*knots, strict=True)
+    top = {"transform": drawn.get_xaxis_transform(), "clip_on": False}
 
-    def head(self, title: str) -> float:
-        """Draws title and a legend of areas without room for a name; returns the y where the plot begins."""
-        y = self.canvas.title(title)
-        places = self.places()
-        small = list[Segment]()
-        for kind, curve in self.curves.items():
-            tallest = max(curve[count] for count in self.kept)
-            is_visible = PLOT_HEIGHT * tallest >= self.largest  # a pixel high
-            if places[kind] is None and is_visible:
-                small.append(Segment(words(kind), 1, kind))
-        if small:
-            y = draw_legend(self.canvas, small, y + 6, self.unit, 0, values=False, left=self.left)
-        return 48 + y
-
-    def onto(self, notes: Mapping[str, int], limits: Sequence[tuple[str, float, str]], ax: "Axes") -> None:
-        """The same areas by matplotlib; each of the `notes` is at an event count."""
-        shown = range(self.first, self.last + 1)
-        one = UNITS[self.unit]
-        areas = {
-            words(kind): ([curve[at] / one for at in shown], COLOURS[kind])
-            for kind, curve in self.curves.items()
-        }
-        spans = [(start, end, phase, True) for start, end, (_, phase) in self.phase_spans()]
-        spans += [(start, end, step_name(step), False) for start, end, step in self.step_spans()]
-        places = list[tuple[str, int, float]]()
-        for name, at in notes.items():
-            total = sum(curve[at] for curve in self.curves.values())
-            places.append((name, at, total / one))
-        draw_areas(ax, shown, areas, spans, places, f"{self.unit} allocated", limits)
-
-    def axes(self, counts: Sequence[int]) -> None:
-        self.value_axis(self.unit, 6)
-        shown: list[int] = []
-        # The last count has its number in any case, others where they are far enough from all before.
-        for count in [counts[-1], *counts[:-1]]:
-            x = self.x(count)
-            if all(abs(x - self.x(other)) > 60 for other in shown):
-                shown.append(count)
-        for count in sorted(shown):
-            x = self.x(count)
-            self.canvas.line(x, self.bottom, x, self.bottom + 5, RULE)
-            self.canvas.text(x, self.bottom + 20, number(count), 12, QUIET, text_anchor="middle")
-        label = EVENTS if self.canvas.narrow else f"{EVENTS} (short phases drawn wider)"
-        middle = (self.left + self.right) / 2
-        self.canvas.text(middle, self.bottom + 40, label, 12, QUIET, text_anchor="middle")
-        x = 14 if self.canvas.narrow else 20
-        self.canvas.upright(x, (self.top + self.bottom) / 2, f"{self.unit} allocated")
-
-    def phases(self) -> None:
-        for start, end, (_, phase) in self.phase_spans():
-            names = PHASE_WORDS.get(phase, (phase,))
-            self.span(start, end, names, 5, 11, QUIET, "#C9C9C9", data_phase=phase)
-        for start, end, step in self.step_spans():
-            names = (step_name(step), str(step) if step else "")
-            self.span(start, end, names, 23, 12, INK, "#7A7A7A")
-
-    def span(
-        self,
-        start: int,
-        end: int,
-        names: Sequence[str],
-        above: int,
-        size: int,
-        ink: str,
-        rule: str,
-        **more: str,
+    def name_one(
+        start: int, end: int, names: Sequence[str], above: int, rule: str, look: dict[str, Any]
     ) -> None:
-        """Draws a line where a span starts, and the first of its `names` that has room."""
-        left = self.x(start)
-        right = self.x(end)
-        is_phase = size == 11
-        reach = 11 if is_phase else 13
-        self.canvas.line(left, self.top - above - reach, left, self.bottom, rule, **more)
-        shown = next((name for name in names if text_width(name, 11) <= right - left), "")
-        bold = None if is_phase else "bold"
-        middle = (left + right) / 2
-        self.canvas.text(middle, self.top - above, shown, size, ink, text_anchor="middle", font_weight=bold)
+        left, right = np.interp([start, end], counts, places)
+        drawn.plot([left, left], [0, 1 + (above + 10) / HIGH], color=rule, linewidth=0.8, zorder=0.5, **top)
+        said = next((name for name in names if text_width(name, 11) <= right - left), "")
+        drawn.text((left + right) / 2, 1 + above / HIGH, said, ha="center", **look, **top)
 
-    def edges(self) -> dict[str, list[int]]:
-        """The upper edge of each kind's area, in bytes, at the counts that are drawn."""
-        edges = {}
-        edge = [0] * len(self.kept)
-        for kind, curve in self.curves.items():
-            edge = [below + curve[count] for below, count in zip(edge, self.kept, strict=True)]
-            edges[kind] = edge
-        return edges
-
-    def areas(self) -> None:
-        """Draws each area down to the axis, the topmost first, so that the next covers all but its band.
-
-        Then names.
-        """
-        told = {
-            "one": UNITS[self.unit],
-            "unit": self.unit,
-            "digits": digits_for(round(self.largest), self.unit) + 1,
-            "scale": self.largest / PLOT_HEIGHT / 100,
-            "top": short(self.top),
-            "high": short(PLOT_HEIGHT),
-            "knots": [[count, round(x, 1)] for count, x in self.knots],
-        }
-        data = " ".join(f'data-{name}="{value}"' for name, value in told.items())
-        self.canvas.shapes.append(f'<g transform="matrix(.1 0 0 -.01 0 {short(self.bottom)})" {data}>')
-        for kind, edge in reversed(self.edges().items()):
-            # The outline keeps a spike of one event, thinner than a pixel, in sight.
-            look = {"fill": COLOURS[kind], "stroke": COLOURS[kind], "vector_effect": "non-scaling-stroke"}
-            self.canvas.path(self.area(edge), **look, data_kind=kind)
-        self.canvas.shapes.append("</g>")
-        self.canvas.line(self.left, self.bottom, self.right, self.bottom, RULE)
-        for kind, place in self.places().items():
-            if place:
-                look = {"fill": ink_on(COLOURS[kind]), "text_anchor": "middle", "font_weight": "bold"}
-                self.canvas.text(place[0], place[1] + 4, words(kind), 12.5, **look)
-
-    def area(self, edge: Sequence[int]) -> str:
-        """The outline of an area as steps: tenths of a pixel to the right, hundredths up from the axis."""
-        points = []
-        for count, size in zip(self.kept, edge, strict=True):
-            height = round(100 * PLOT_HEIGHT * size / self.largest)
-            points.append((round(10 * self.x(count)), height))
-            if count == self.peak and count < self.last:
-                points.append((round(10 * self.x(count + 1)), height))
-        # A point as high as both of its neighbors adds nothing.
-        inner = [
-            b for a, b, c in zip(points, points[1:], points[2:], strict=False) if not a[1] == b[1] == c[1]
-        ]
-        outline = [(points[0][0], 0), points[0], *inner, points[-1], (points[-1][0], 0)]
-        steps = (_step(x - before, y - under) for (before, under), (x, y) in pairwise(outline))
-        return f"m{outline[0][0]} 0l{' '.join(steps)}z"
-
-    def places(self) -> dict[str, tuple[float, float] | None]:
-        """The center of the roomiest spot for each area's name, in pixels; None where none is high enough."""
-        xs = [self.x(count) for count in self.kept]
-        places = {}
-        low = [self.y(0)] * len(xs)
-        for kind, edge in self.edges().items():
-            high = [self.y(size) for size in edge]
-            places[kind] = _roomiest(xs, low, high, text_width(words(kind), 12.5, bold=True) + 10)
-            low = high
-        return places
-
-    def name_peak(self, size: int, limit: tuple[float, float] | None) -> None:
-        """Marks and names the peak, clear of the capacity's line.
-
-        `limit` is the line's y, and the x where its name ends.
-        """
-        label = self.told_peak(size)
-        x = (self.x(self.peak) + self.x(min(self.peak + 1, self.last))) / 2
-        half = text_width(label, 13, bold=True) / 2
-        y = self.y(size)
-        draw_peak(self.canvas, x, y, size)
-        middle = min(max(x, self.left + half), self.right - half)
-        base = y - 13
-        if limit:
-            line, taken = limit
-            crosses = base - 14 < line < base + 5
-            if crosses and middle - half > taken:
-                base = line - 7
-        self.canvas.halo_text(middle, base, label, 13, text_anchor="middle", font_weight="bold")
-
-    def letters(self, letters: Mapping[str, int], totals: Sequence[int]) -> None:
-        """A pin for each letter, from the axis to above the curve: there it hides no number."""
-        for letter, count in letters.items():
-            if not self.first <= count <= self.last:
-                raise ValueError(f"{letter} is at event {count}; shown are {self.first} to {self.last}")
-            x = self.x(count)
-            y = self.y(totals[count]) - 6
-            self.canvas.line(x, self.bottom, x, y, "#FFFFFF", stroke_width=4)
-            self.canvas.line(x, self.bottom, x, y, INK, stroke_width=1.5, stroke_dasharray="4 3")
-            self.canvas.rect(
-                x - 9, y - 18, 18, 18, "#FFFFFF", rx=9, stroke=INK, stroke_width=1.5, data_letter=letter
-            )
-            self.canvas.text(x, y - 4.5, letter, 12, text_anchor="middle", font_weight="bold")
-
-    def told_peak(self, size: int) -> str:
-        return f"peak {format_bytes(size, self.unit, digits_for(size, self.unit))}{self.where(self.peak)}"
-
-    def where(self, count: int) -> str:
-        """The phase of the event that reached the peak: " in loss", and ", step 2" if several are shown."""
-        before = [mark for mark in self.measurement.timeline.marks if mark.event < count]
-        if not before:
-            return " in set-up"
-        mark = max(before, key=lambda mark: mark.event)
-        several = len({step for _, _, step in self.step_spans()}) > 1
-        if several:
-            return f" in {mark.phase}, step {mark.step}"
-        return f" in {mark.phase}"
-
-    def alt(self, title: str, totals: Sequence[int], peak: int) -> str:
-        digits = digits_for(totals[peak], self.unit)
-        at_peak = {kind: curve[peak] for kind, curve in self.curves.items()}
-        parts = sentence(
-            f"{words(kind)} {amount(at_peak[kind], self.unit, digits)}" for kind in largest_kinds(at_peak)
-        )
-        return (
-            f"{stop(title)} Areas by kind of memory over {self.last - self.first:,} allocations and frees."
-            f" The peak is {self.told_peak(totals[peak]).removeprefix('peak ')}: {parts}."
-            f" It ends at {format_bytes(totals[self.last], self.unit, digits)}."
-            f" {self.measurement.provenance}."
-        )
+    for start, end, phase in _spans(measurement, first, last, lambda mark: mark.phase):
+        names = PHASE_WORDS.get(phase, (phase,))
+        name_one(start, end, names, 8, "#C9C9C9", {"color": QUIET, "fontsize": 10})
+    for start, end, step in _spans(measurement, first, last, lambda mark: mark.step):
+        names = (step_name(step), str(step or ""))
+        name_one(start, end, names, 24, "#7A7A7A", {"fontweight": "bold"})
 
 
-def _step(right: int, up: int) -> str:
-    """A step of a path: two numbers, where the sign of the second is all that has to part them."""
-    return f"{right} {up}" if up >= 0 else f"{right}{up}"
+def _name_peak(drawn: Axes, x: float, y: float, said: str, width: float) -> None:
+    """Words above the peak, kept on the sheet, and an arrow head on it."""
+    half = text_width(said, 12, bold=True) / 2
+    head = {"arrowstyle": "-|>", "color": INK, "shrinkA": 0, "shrinkB": 0}
+    drawn.annotate("", (x, y), (0, 10), textcoords="offset points", arrowprops=head)
+    place = {"ha": "center", "fontsize": 12, "fontweight": "bold", "bbox": paper(0.5)}
+    middle = min(max(x, half), width - half)
+    drawn.annotate(said, (middle, y), (0, 12), textcoords="offset points", **place)
+
+
+def _pin(drawn: Axes, letter: str, x: float, y: float) -> None:
+    """A pin for a letter, from the axis to above the curve: there it hides no number."""
+    drawn.plot([x, x], [0, y], color="white", linewidth=4)
+    drawn.plot([x, x], [0, y], color=INK, linewidth=1.4, linestyle=(0, (4, 3)))
+    ring = {"boxstyle": "circle,pad=0.25", "facecolor": "white", "edgecolor": INK}
+    place = {"ha": "center", "fontweight": "bold", "bbox": ring}
+    drawn.annotate(letter, (x, y), (0, 12), textcoords="offset points", **place)
+
+
+def told_peak(measurement: Measurement, first: int, last: int, peak: int, size: int, unit: str) -> str:
+    """The peak, its phase, and its step if several are shown: "peak 31.0 GB in loss, step 2"."""
+    said = f"peak {format_bytes(size, unit, digits_for(size, unit))}"
+    before = [mark for mark in measurement.timeline.marks if mark.event < peak]
+    if not before:
+        return f"{said} in set-up"
+    mark = max(before, key=lambda mark: mark.event)
+    steps = {step for _, _, step in _spans(measurement, first, last, lambda mark: mark.step)}
+    return f"{said} in {mark.phase}, step {mark.step}" if len(steps) > 1 else f"{said} in {mark.phase}"
+
+
+def _timeline_alt(
+    measurement: Measurement,
+    title: str,
+    curves: Mapping[str, Sequence[int]],
+    totals: Sequence[int],
+    first: int,
+    last: int,
+    said: str,
+    peak: int,
+    unit: str,
+) -> str:
+    digits = digits_for(totals[peak], unit)
+    largest = sorted((kind for kind in curves if curves[kind][peak]), key=lambda kind: -curves[kind][peak])[
+        :4
+    ]
+    parts = sentence(f"{words(kind)} {amount(curves[kind][peak], unit, digits)}" for kind in largest)
+    return (
+        f"{stop(title)} Areas by kind of memory over {last - first:,} allocations and frees."
+        f" The peak is {said.removeprefix('peak ')}: {parts}."
+        f" It ends at {format_bytes(totals[last], unit, digits)}. {measurement.provenance}."
+    )
+
+
+def _table(
+    measurement: Measurement,
+    curves: Mapping[str, Sequence[int]],
+    totals: Sequence[int],
+    first: int,
+    last: int,
+    unit: str,
+) -> list[list[str]]:
+    """The highest moment of each phase, by kind."""
+    digits = digits_for(max(totals), unit)
+    table = [["highest moment of", *map(words, curves), f"total ({unit})"]]
+    for start, end, (step, phase) in _spans(measurement, first, last, lambda mark: (mark.step, mark.phase)):
+        at = max(range(start, end + 1), key=totals.__getitem__)
+        sizes = [amount_with_unit(curve[at], unit, digits) for curve in curves.values()]
+        table.append([f"{phase}, {step_name(step)}", *sizes, amount(totals[at], unit, digits)])
+    return table
 
 
 def step_name(step: int) -> str:
@@ -391,20 +319,18 @@ def _window(measurement: Measurement, steps: Sequence[int] | None) -> tuple[int,
     return first, min(after, default=events)
 
 
-def _knots(
-    measurement: Measurement, first: int, last: int, left: float, right: float
-) -> list[tuple[int, float]]:
+def _knots(measurement: Measurement, first: int, last: int, width: float) -> list[tuple[int, float]]:
     """The counts at which phases begin, and their x: wider than a phase's share where it is short."""
     spans = _spans(measurement, first, last, lambda mark: (mark.step, mark.phase))
     counts = sorted({first, *(start for start, _, _ in spans), last})
     shares = [end - start for start, end in pairwise(counts)]
-    least = min(NARROWEST, (right - left) / 3 / max(1, len(shares)))
+    least = min(NARROWEST, width / 3 / max(1, len(shares)))
     # Short phases get `least`. That is too much in all, so what others have beyond `least` is scaled down.
-    wide = [max(least, (right - left) * share / max(1, last - first)) for share in shares]
-    spare = right - left - least * len(wide)
-    beyond = sum(width - least for width in wide) or 1.0
-    widths = [least + (width - least) * spare / beyond for width in wide]
-    return list(zip(counts, accumulate(widths, initial=left), strict=True))
+    wide = [max(least, width * share / max(1, last - first)) for share in shares]
+    spare = width - least * len(wide)
+    beyond = sum(one - least for one in wide) or 1.0
+    widths = [least + (one - least) * spare / beyond for one in wide]
+    return list(zip(counts, accumulate(widths, initial=0.0), strict=True))
 
 
 def _widened(knots: list[tuple[int, float]], peak: int, last: int) -> list[tuple[int, float]]:
@@ -450,22 +376,3 @@ def thin(
         fixed.add(max(range(start, end), key=totals.__getitem__))
         fixed.add(min(range(start, end), key=totals.__getitem__))
     return sorted(fixed)
-
-
-def _roomiest(
-    xs: Sequence[float], low: Sequence[float], high: Sequence[float], width: float
-) -> tuple[float, float] | None:
-    """The center of the best place for a box of `width` and a line's height between two edges.
-
-    All are in pixels, downward, so the `low` edge is the larger number.
-    """
-    roomiest = 16.0  # a line's height
-    center: tuple[float, float] | None = None
-    for start in range(int(xs[0]), int(xs[-1] - width), 4):
-        inside = slice(max(0, bisect_left(xs, start) - 1), bisect_left(xs, start + width) + 1)
-        floor = min(low[inside])
-        roof = max(high[inside])
-        if floor - roof > roomiest:
-            roomiest = floor - roof
-            center = (start + width / 2, (floor + roof) / 2)
-    return center

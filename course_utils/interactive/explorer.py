@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 from .. import PRESETS, MemoryBreakdown, estimate, moments
 from ..errors import check_known, unknown
 from ..estimating.step_time import step_seconds
-from ..figures.canvas import Figure, number
-from ..figures.runs import name_of, peak_stack, peak_title, place_words, step_columns
 from ..gpus import GPUS, Gpu, gpu
+from ..palette import amount_with_unit, number, told_name, words
 from ..planning.fit import FREE, MAY_CHANGE, arrange, precision_at
 from ..planning.twin import SAFETY, fit_words, lacks, unsupported
 from ..run import ATTENTIONS, OPTIMIZERS, PRECISIONS, TrainingRun
 from ..units import format_bytes, percent
+from .html_bars import HtmlPicture, stacked_bars
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,8 @@ class Dashboard(NamedTuple):
     run: TrainingRun
     card: Gpu
     breakdown: MemoryBreakdown
-    stack: Figure
-    timeline: Figure
+    stack: HtmlPicture
+    timeline: HtmlPicture
     title: str
     verdict: str
     peak_phase: str
@@ -133,8 +133,80 @@ def dashboard(chosen: Mapping[str, Any]) -> Dashboard:
     phase = f"The peak comes {comes} {place_words(breakdown)}."
     title = peak_title(run, breakdown)
     code = f"from course_utils import TrainingRun, estimate; estimate(run := {run.code()})"
-    timeline = step_columns(of_step, card)
+    timeline = step_bars(of_step, card)
     return Dashboard(run, card, breakdown, stack, timeline, title, verdict, phase, code)
+
+
+NOT_COUNTED = "not counted: what CUDA itself takes (its context, workspaces)"
+
+
+def peak_stack(run: TrainingRun, breakdown: MemoryBreakdown, card: Gpu, verdict: str) -> HtmlPicture:
+    """The run's peak by kind, and a line at what a program gets of the GPU.
+
+    `verdict` continues "It …" in the alt.
+    """
+    title = peak_title(run, breakdown)
+    parts = ", ".join(
+        f"{words(kind)} {amount_with_unit(size, 'GB', 2)}" for kind, size in breakdown.items() if size
+    )
+    return stacked_bars(
+        {"": breakdown},
+        title,
+        limit=card.room,
+        limit_name=told_name(card),
+        nominal=card.memory,
+        note=f"estimated from formulas · {NOT_COUNTED}",
+        alt=f"Estimate for {title}. It {verdict}. {run}: {parts}.",
+    )
+
+
+def peak_title(run: TrainingRun, breakdown: MemoryBreakdown) -> str:
+    """The model, its batch and its peak: "gpt2-xl, 32 × 1,024 tokens: 134.45 GB at the peak, in backward"."""
+    several = f"{run.accumulation_steps} micro-batches of " if run.accumulation_steps > 1 else ""
+    peak = f"{format_bytes(breakdown.total, 'GB', 2)} at the peak, in {words(breakdown.phase)}"
+    trained = f"LoRA r={run.lora_rank}, " if run.lora_rank else ""
+    return f"{run.model.name}, {trained}{several}{run.micro_batch} × {run.seq_len:,} tokens: {peak}"
+
+
+FAR = 5
+"""A card of more than so many times the peak is not drawn: the bars would be too small to be told apart."""
+
+
+def step_bars(moments: Mapping[str, MemoryBreakdown], card: Gpu) -> HtmlPicture:
+    """The moments of a step, as `moments(run)` gives them: bars by kind, and the card's line.
+
+    The end of a step comes first: it is how the next one begins. Raises ValueError without moments.
+    """
+    if not moments:
+        raise ValueError("a step without moments cannot be drawn")
+    rows = in_order(moments)
+    peak = max(rows, key=lambda moment: moment.total)
+    largest = max(peak, key=lambda kind: peak[kind])
+    share = percent(peak[largest] / max(1, peak.total))
+    title = f"The step is highest at {place_words(peak)}, and {share} of that are {words(largest)}"
+    bars = {place_words(moment): moment for moment in rows}
+    if card.memory > FAR * peak.total:
+        return stacked_bars(bars, title, slim=True)
+    return stacked_bars(
+        bars, title, limit=card.room, limit_name=told_name(card), nominal=card.memory, slim=True
+    )
+
+
+def in_order(moments: Mapping[str, MemoryBreakdown]) -> list[MemoryBreakdown]:
+    """The moments as they are drawn: from the beginning of a step, which is the last one's end."""
+    last = [moments["end of step"]] if "end of step" in moments else []
+    return last + [moment for name, moment in moments.items() if name != "end of step"]
+
+
+def place_words(peak: MemoryBreakdown) -> str:
+    """The place in the step of a moment of `moments(run)`, such as "the backward of the loss"."""
+    names = {"forward": "forward", "after loss": "the end of the loss", "clipping": "clipping"}
+    return names.get(name_of(peak), f"the {name_of(peak)}")
+
+
+def name_of(moment: MemoryBreakdown) -> str:
+    """The name of a moment, without the operation that its label adds to it."""
+    return moment.label.partition(":")[0]
 
 
 def verdict_words(run: TrainingRun, total: int, card: Gpu) -> str:

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
-from ..figures.axes import words
+from ..palette import words
 from ..units import format_bytes
 from .explorer import CONTROL, CONTROLS, DEFAULTS, Suggestion, best_plan, complete, dashboard, next_changes
 
@@ -38,8 +38,8 @@ def draw(chosen: str) -> str:
         "fits": drawn.fits,
         "phase": drawn.peak_phase,
         "code": drawn.code,
-        "stack": drawn.stack.inline,
-        "timeline": drawn.timeline.inline,
+        "stack": drawn.stack.html,
+        "timeline": drawn.timeline.html,
         "total": total,
         "rows": [[words(kind), f"{size:,}", format_bytes(size, "GB", 2)] for kind, size in sizes],
     }

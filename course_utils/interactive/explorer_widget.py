@@ -11,9 +11,9 @@ from typing import Any
 
 import ipywidgets
 
-from ..figures.canvas import Figure, below_one_another
 from ..run import TrainingRun
 from . import explorer as core
+from .html_bars import HtmlPicture, Picture
 from .widgets import RunSliders, wide_button
 
 
@@ -81,15 +81,14 @@ class Explorer(RunSliders):
             super().update(change)
             self.show_changes()
 
-    def redraw(self) -> tuple[Figure, str]:
+    def redraw(self) -> tuple[Picture, str]:
         self.now = now = core.dashboard(self.chosen)
         mark, look = ("✓", "course-fits") if now.fits else ("✗", "")
         verdict = f"<b>{mark} {escape(now.verdict)}</b> {escape(now.peak_phase)}"
         said = f"<div class='course-verdict {look}'>{verdict}<br><code>{escape(now.code)}</code></div>"
-        return below_one_another([now.stack, now.timeline], now.title), said
-
-    def inline(self) -> str:
-        return self.now.stack.inline + self.now.timeline.inline
+        both = (now.stack, now.timeline)
+        alt = " ".join(part.alt for part in both)
+        return HtmlPicture("".join(part.html for part in both), alt), said
 
     def show_changes(self) -> None:
         try:

@@ -11,12 +11,12 @@ from itertools import accumulate
 from typing import Any
 
 from .. import Measurement, replay
-from ..figures.canvas import Figure
 from ..figures.meters import Reading, meter_figure
+from ..figures.style import CourseFigure
 from .ledgers import running_shell, show
 
 EVERY = 0.05  # seconds between two readings
-DRAW_EVERY = 5  # readings: a picture takes the interpreter's lock from the loop for longer
+DRAW_EVERY = 10  # readings: a picture takes the interpreter's lock from the loop for far longer
 
 
 class Meter:
@@ -96,7 +96,7 @@ class Meter:
             return self.readings[-1].peak
         return max(reading.allocated for reading in self.readings)
 
-    def figure(self) -> Figure:
+    def figure(self) -> CourseFigure:
         """The memory so far, as a picture. ValueError before the start."""
         if not self.readings:
             raise ValueError("this meter has not read anything yet: use it as `with live_meter() as meter:`")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..figures.canvas import sentence
+from ..palette import sentence
 from ..units import format_bytes, marked
 
 

@@ -1,7 +1,7 @@
 """Sliders for lessons: those of a training run, and the bytes of one tensor.
 
 Only notebooks import this. Pictures are strings set into an HTML widget: unlike `interact` and `Output`, that
-leaves stored outputs as they were.
+leaves stored outputs as they were. A picture is plain HTML, or a figure of matplotlib, which takes longer.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -15,13 +15,12 @@ import ipywidgets
 
 from .. import MemoryBreakdown, TrainingRun, estimate
 from ..errors import check_known
-from ..figures import bars
-from ..figures.canvas import Figure, number
-from ..figures.runs import peak_stack
 from ..gpus import Gpu, gpu
+from ..palette import Segment, number
 from ..planning.twin import fit_words
 from ..units import GB, GiB, format_bytes
-from .explorer import CONTROL, Control, verdict_words
+from .explorer import CONTROL, Control, peak_stack, verdict_words
+from .html_bars import Picture, stacked_bars
 
 # bytes of one element
 DTYPES = {"fp32": 4, "tf32 (stored as fp32)": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int64": 8}
@@ -55,14 +54,14 @@ class SliderBox(ipywidgets.VBox):
     """
 
     invitation = ""
-    redraw: Callable[[], tuple[Figure, str]]
+    redraw: Callable[[], tuple[Picture, str]]
 
     def __init__(self, controls: Mapping[str, Any]) -> None:
         self.controls = controls
         self.turn = RLock()
         self.picture = ipywidgets.HTML()
         self.message = ""
-        self.figure: Figure | None = None
+        self.figure: Picture | None = None
         self.drawn = ""
         for control in controls.values():
             control.observe(self.update, names="value")
@@ -85,7 +84,7 @@ class SliderBox(ipywidgets.VBox):
                 self.figure, self.message = self.redraw()
                 role = "status"
                 look = ""
-                self.drawn = self.inline()
+                self.drawn = self.figure.html
             except ValueError as error:
                 self.message = f"<b>✗ Not possible:</b> {escape(str(error))}."
                 role = "alert"
@@ -93,18 +92,13 @@ class SliderBox(ipywidgets.VBox):
             said = f"<div role='{role}' style='line-height:1.6'>{self.message}</div>"
             self.picture.value = f"{said}<div{look}>{self.drawn}</div>"
 
-    def inline(self) -> str:
-        """The picture as HTML that follows the page's theme and width."""
-        return self.figure.inline if self.figure else ""
-
     def __repr__(self) -> str:
         return self.invitation
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
         """The widget, and its picture for readers of the notebook who have no kernel."""
         bundle: Any = super()._repr_mimebundle_(**kwargs)
-        stored = self.figure._repr_mimebundle_() if self.figure else {}
-        return {**stored, **bundle, "text/plain": self.invitation}
+        return {**bundle, "text/html": self.drawn, "text/plain": self.invitation}
 
 
 class RunSliders(SliderBox):
@@ -156,7 +150,7 @@ class RunSliders(SliderBox):
     def breakdown(self) -> MemoryBreakdown:
         return estimate(self.run)
 
-    def redraw(self) -> tuple[Figure, str]:
+    def redraw(self) -> tuple[Picture, str]:
         run = self.run
         card = self.gpu
         breakdown = self.breakdown
@@ -204,13 +198,16 @@ class TensorSlider(SliderBox):
     def bytes(self) -> int:
         return prod(self.factors)
 
-    def redraw(self) -> tuple[Figure, str]:
+    def redraw(self) -> tuple[Picture, str]:
         in_units = f"{format_bytes(self.bytes, 'GB', 4)} = {format_bytes(self.bytes, 'GiB', 4)}"
         factors = [*map(number, self.factors)]
         title = f"A tensor of {' × '.join(factors[:3])} takes {in_units}"
         worked_out = f"{' · '.join(factors)} = <b>{self.bytes:,} bytes</b> = {in_units}"
-        sizes = {"the tensor": self.bytes, "1 GB": GB, "1 GiB": GiB}
-        figure = bars(sizes, title, digits=4, kind="activations", highlight="the tensor")
+        others = {
+            name: [Segment(name, size, "temporaries")] for name, size in {"1 GB": GB, "1 GiB": GiB}.items()
+        }
+        rows = {"the tensor": [Segment("the tensor", self.bytes, "activations")], **others}
+        figure = stacked_bars(rows, title)
         return figure, f"b · s · h · bytes of an element = {worked_out}"
 
 
@@ -226,12 +223,24 @@ def dropdown(description: str, options: Iterable[Any], value: Any) -> ipywidgets
 
 
 def slider(
-    description: str, options: Iterable[Any], value: float, spelled: Callable[[float], str] = number
+    description: str,
+    options: Iterable[Any],
+    value: float,
+    spelled: Callable[[float], str] = number,
+    continuous: bool = True,
 ) -> ipywidgets.SelectionSlider:
-    """A slider over numbers, or (label, number), and the one to begin with, in rising order."""
+    """A slider over numbers, or (label, number), and the one to begin with, in rising order.
+
+    One that is not `continuous` speaks when it is let go: for pictures of matplotlib, which take longer.
+    """
     choices = sorted(_with(value, options, spelled), key=lambda choice: choice[1])
     return ipywidgets.SelectionSlider(
-        options=choices, value=value, description=description, style=STYLE, layout=LAYOUT
+        options=choices,
+        value=value,
+        description=description,
+        continuous_update=continuous,
+        style=STYLE,
+        layout=LAYOUT,
     )
 
 

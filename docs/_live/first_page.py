@@ -17,7 +17,7 @@ def draw(chosen: str) -> str:
         "verdict": drawn.verdict,
         "title": drawn.title,
         "fits": drawn.fits,
-        "picture": drawn.stack.inline,
+        "picture": drawn.stack.html,
         "link": link(chosen),
     }
     return json.dumps(found, ensure_ascii=False)

@@ -348,6 +348,22 @@ line = f"{card.name}: a program gets {format_bytes(card.room, 'GB', 1)}"
 stack(rows, title, capacity=card.room, capacity_label=line, provenance=str(step.provenance))
 
 # %% [markdown]
+# A *breakdown* is a mapping from kinds of memory to bytes. Six lines of matplotlib draw one. `show` gives the figure a
+# description for those who do not see it.
+
+# %%
+import matplotlib.pyplot as plt
+
+from course_utils.figures import COLOURS, show
+
+fig, ax = plt.subplots(figsize=(7, 2.5))
+for kind, size in step.phase_peaks["backward"].items():  # change this: "loss"
+    ax.barh(kind, size / 1e9, color=COLOURS[kind])
+ax.axvline(card.room / 1e9, color="red")
+ax.set(title="The peak of backward by kind", xlabel="GB")
+show(fig, "Optimizer states are the longest of the bars; none alone reaches the card's line.")
+
+# %% [markdown]
 # Each term is real. But *a [peak](../docs/glossary.md#peak) is the largest sum of what is alive at once, not the sum of
 # the largest*. Backward begins with all activations and no gradient. The optimizer runs with all gradients and no
 # activation. What, then, fills the fullest moment?

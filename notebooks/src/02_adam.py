@@ -456,6 +456,22 @@ title = "The two states appear at the end of step 1, and the peak rises by exact
 timeline(three_steps, title)
 
 # %% [markdown]
+# The same picture in six lines of matplotlib. `curves()` has the bytes of each kind after every allocation and free.
+
+# %%
+import matplotlib.pyplot as plt
+
+from course_utils.figures import COLOURS, show
+
+curves = three_steps.timeline.curves()
+fig, ax = plt.subplots(figsize=(7, 3))
+for kind in ("optimizer_states", "activations"):  # change this: add "gradients"
+    ax.plot([size / 1e9 for size in curves[kind]], color=COLOURS[kind], label=kind)
+ax.legend()
+ax.set(title="Two kinds of memory over three steps", xlabel="allocations and frees", ylabel="GB")
+show(fig, "Activations rise and fall in each step; optimizer states rise once and stay.")
+
+# %% [markdown]
 # ## What other optimizers keep
 # SGD keeps nothing, momentum one number. The others:
 #

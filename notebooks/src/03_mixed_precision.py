@@ -33,7 +33,7 @@ from course_utils.interactive.guesses import predict, reveal, waits_for
 predict("03.next", unit="thousandths")
 
 # %%
-from course_utils.lessons.precision.number_formats import bits_figure
+from course_utils.lessons.precision.figures import bits_figure
 
 bits_figure(0.1, "No format holds 0.1 exactly: the fewer mantissa bits, the larger the error")
 

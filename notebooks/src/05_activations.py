@@ -415,6 +415,22 @@ source = "found by hooks, s = 512"
 bars(per_unit, title, unit="s·b·h", kind="activations", highlight="eager", provenance=source)
 
 # %% [markdown]
+# Or with matplotlib alone, as in a script of your own:
+
+# %%
+import matplotlib.pyplot as plt
+
+from course_utils.figures import COLOURS, show
+
+fig, ax = plt.subplots(figsize=(7, 3))
+extra = {name: value - per_unit["flash"] for name, value in per_unit.items()}
+drawn = ax.barh(list(extra), extra.values(), color=COLOURS["activations"])  # change this: per_unit
+ax.bar_label(drawn, fmt="%+.1f", padding=4)
+ax.set(title="What each change adds to the block with flash attention", xlabel="s·b·h")
+ax.margins(x=0.15)
+show(fig, "Eager attention adds most, a written-out GELU comes second; no dropout takes 2 away.")
+
+# %% [markdown]
 # Row by row:
 #
 # - *No dropout*: the two masks disappear: 34 − 2. (Eager attention also loses its mask and dropout's result: the

@@ -19,12 +19,13 @@
 # unsolved check.)
 
 # %%
+import matplotlib.pyplot as plt
 import torch
 from torch import nn
 
 from course_utils import estimate, format_bytes, gpu
 from course_utils.lessons.one_step import checks as check
-from course_utils.figures import lines
+from course_utils.figures import lines, show
 
 # %% [markdown]
 # ## 1 · The highest point
@@ -389,16 +390,15 @@ for loop in (leaky_train, train, adds_up_graphs):
     )
 
 # %% [markdown]
-# **Optional: the figure in a report of your own.** `plot` hands a figure of this course to matplotlib, with the same
-# numbers and colors. It returns Axes that are yours: change the title, the size, anything. Then
-# `ax.figure.savefig("leak.pdf")` writes what you see. `figure.save("leak.png")` writes the original figure.
+# **Optional: the figure in a report of your own.** The course's functions draw on Axes of yours: change the title, the
+# size, anything. `fig.savefig("leak.pdf")` writes what you see.
 
 # %% tags=["nbval-ignore-output", "this-machine"]
 curve = {"leaky_train": (range(1, 7), leaking)}
-figure = lines(curve, "A leak", "batch", "MB allocated", provenance="traced on the CPU")
-ax = figure.plot()
+fig, ax = plt.subplots(figsize=(6, 3))
+lines(curve, "A leak", "batch", "MB allocated", ax=ax)
 ax.set_title("What my training loop kept")
-ax.figure.set_size_inches(6, 3)
+show(fig, "The line rises with every batch: the loop keeps each batch's graph.")
 
 # %% [markdown]
 # ## Take home

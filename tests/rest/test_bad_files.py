@@ -117,7 +117,7 @@ def test_controls_show_a_run_or_say_why_not(data: st.DataObject) -> None:
     except ValueError as refused:
         assert len(str(refused)) > 20, refused
         return
-    assert drawn.breakdown.total == sum(drawn.breakdown.values()) and drawn.verdict and drawn.stack.svg
+    assert drawn.breakdown.total == sum(drawn.breakdown.values()) and drawn.verdict and drawn.stack.html
     assert drawn.run == TrainingRun(**chosen_of(drawn.run))
 
 

@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from itertools import takewhile
 
-from ...figures.canvas import Figure
 from ...interactive.feedback import divisors
+from ...interactive.html_bars import Picture
 from ...interactive.widgets import SliderBox, slider
 from .figures import theta_paths
 from .micro_batches import POINTS, START, LineFit, Point, path
@@ -25,10 +25,10 @@ class ThetaSliders(SliderBox):
     def __init__(self, size: int = 4, group: int = 25, rate: float = 0.5) -> None:
         self.fit = LineFit()
         controls = {
-            "size": slider("micro-batch", divisors(POINTS), size),
-            "group": slider("micro-batches", divisors(POINTS), group),
-            "rate": slider("learning rate", RATES, rate, "{:g}".format),
-            "passes": slider("passes", (1, 2, 4, 8), 8),
+            "size": slider("micro-batch", divisors(POINTS), size, continuous=False),
+            "group": slider("micro-batches", divisors(POINTS), group, continuous=False),
+            "rate": slider("learning rate", RATES, rate, "{:g}".format, continuous=False),
+            "passes": slider("passes", (1, 2, 4, 8), 8, continuous=False),
         }
         super().__init__(controls)
 
@@ -38,7 +38,7 @@ class ThetaSliders(SliderBox):
         size, group, rate, passes = (control.value for control in self.controls.values())
         return path(self.fit, rate, size, passes, group)
 
-    def redraw(self) -> tuple[Figure, str]:
+    def redraw(self) -> tuple[Picture, str]:
         size, group, rate, passes = (control.value for control in self.controls.values())
         chosen = self.path
         large = path(self.fit, rate, POINTS, passes)

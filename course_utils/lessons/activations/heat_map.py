@@ -3,12 +3,19 @@
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from math import ceil, log
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, LogNorm, to_hex
+from matplotlib.patches import Rectangle
+from matplotlib.patheffects import withStroke
 
 from ... import TrainingRun, estimate
 from ...estimating.formula import activation_bytes, loss_bytes
-from ...figures.canvas import INK, MARGIN, QUIET, Canvas, Figure, ink_on, number, reflowing
+from ...figures import CourseFigure
+from ...figures.style import MARGIN, WIDTH, bare, look, sheet
 from ...gpus import Gpu
+from ...palette import INK, QUIET, ink_on, number
 from ...units import UNITS, format_bytes
 
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -32,11 +39,11 @@ SEQUENCES = (
     32768,
 )
 Point = tuple[int, int]  # b and s
-LIGHT = (0xF2, 0xFA, 0xF7)
-DARK = (0x00, 0x4D, 0x3A)
+SHADES = LinearSegmentedColormap.from_list("activations", ["#F2FAF7", "#004D3A"])
 FRAME = "#B3261E"
-LEFT = MARGIN + 46.0
-CELL_HEIGHT = 23
+LEFT = MARGIN + 44
+CAPTION = "GB of activations; below the line, the whole step fits"
+CELL = 19  # points that a cell is high
 
 
 def kept_bytes(run: TrainingRun) -> int:
@@ -63,8 +70,7 @@ def limits(run: TrainingRun, memory: int) -> Sequence[int]:
     ]
 
 
-@reflowing
-def heat_map(run: TrainingRun, card: Gpu, at: Point) -> Figure:
+def heat_map(run: TrainingRun, card: Gpu, at: Point) -> CourseFigure:
     """Bytes that forward and loss of `run` keep at many (b, s), and a line above which no step fits.
 
     The line compares the step's estimated peak with what a program gets of the card. The cell `at` (b, s) is
@@ -75,62 +81,43 @@ def heat_map(run: TrainingRun, card: Gpu, at: Point) -> Figure:
     sizes = cells(run)
     fitting = limits(run, card.room)
     title = _title(run, card, columns, fitting)
-    canvas = Canvas()
-    top = canvas.title(title) + 24
-    right = canvas.width - MARGIN
-    bottom = top + CELL_HEIGHT * len(BATCHES)
-    width = (right - LEFT) / len(columns)
-    canvas.text(MARGIN, top - 8, "GB of activations; below the line, the whole step fits", 12, QUIET)
-    xs = {s: LEFT + width * column for column, s in enumerate(columns)}
-    ys = {b: bottom - CELL_HEIGHT * (row + 1) for row, b in enumerate(BATCHES)}
-    _draw_cells(canvas, sizes, xs, ys, width)
-    x, y = xs[at[1]], ys[at[0]]
-    look = {"fill_opacity": 0, "stroke": FRAME, "stroke_width": 3.5, "data_at": f"{at[0]},{at[1]}"}
-    canvas.rect(x + 1, y + 1, width - 2, CELL_HEIGHT - 2, FRAME, **look)
-    for b, y in ys.items():
-        canvas.text(LEFT - 8, y + 16, number(b), 12, QUIET, text_anchor="end")
-    for s, x in list(xs.items())[:: ceil(45 / width)]:  # as many lengths as there is room for
-        canvas.text(x + width / 2, bottom + 17, number(s), 11, QUIET, text_anchor="middle")
-    middle = (LEFT + right) / 2
-    canvas.text(middle, bottom + 36, "sequence length s (tokens)", 12, QUIET, text_anchor="middle")
-    canvas.upright(MARGIN + 8, (top + bottom) / 2, "micro-batch b")
-    _draw_limit(canvas, fitting, bottom, width)
     room = format_bytes(card.room, "GB", 1)
     note = f"estimated from formulas · {card.name}: a program gets {room} · {run.attention} attention"
-    end = canvas.note(f"{note}, recompute {run.recompute}, {run.precision.name}", bottom + 58)
+    note += f", recompute {run.recompute}, {run.precision.name}"
+    with look():
+        figure = sheet(title, 20 + CELL * len(BATCHES) + 36, note)
+        ax = figure.place(LEFT, 20, WIDTH - MARGIN - LEFT, CELL * len(BATCHES))
+        _draw_cells(ax, sizes, columns)
+        border = withStroke(linewidth=6, foreground="white")
+        ax.stairs(fitting, baseline=None, color=INK, linewidth=3, clip_on=False, path_effects=[border])
+        corner = (columns.index(at[1]), BATCHES.index(at[0]))
+        ax.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=FRAME, linewidth=3))
     counts = zip(columns, fitting, strict=True)
     line = ", ".join(f"{BATCHES[count - 1] if count else 'none'} at {s:,}" for s, count in counts)
     smallest = format_bytes(min(sizes.values()), "GB", 2)
     largest = format_bytes(max(sizes.values()), "GB", 2)
-    alt = (
+    figure.alt = (
         f"{title}. A heat map of {smallest} to {largest} of activations. Largest b that fits: {line} tokens."
     )
-    return Figure(canvas.svg(end + 2, title, alt), alt)
+    figure.rows = [["b", *(f"s = {s:,}" for s in columns)]]
+    figure.rows += [[str(b), *(_brief(sizes[b, s]) for s in columns)] for b in BATCHES]
+    return figure
 
 
-def _draw_cells(
-    canvas: Canvas, sizes: Mapping[Point, int], xs: Mapping[int, float], ys: Mapping[int, float], width: float
-) -> None:
-    """Draw a rectangle per (b, s), darker for more bytes on a logarithmic scale, with GB where they fit."""
-    low = log(min(sizes.values()))
-    high = log(max(sizes.values()))
-    for (b, s), size in sizes.items():
-        x, y = xs[s], ys[b]
-        part = (log(size) - low) / (high - low)
-        mixed = [round(light + (dark - light) * part) for light, dark in zip(LIGHT, DARK, strict=True)]
-        color = "#" + "".join(f"{channel:02X}" for channel in mixed)
-        tip = f"b = {b}, s = {s:,}: {format_bytes(size, 'GB', 2)}"
-        canvas.rect(x, y, width, CELL_HEIGHT, color, tip, data_bytes=size)
-        if width > 26:  # as wide as a number of four characters
-            canvas.text(x + width / 2, y + 16, _brief(size), 11, ink_on(color), text_anchor="middle")
-
-
-def _draw_limit(canvas: Canvas, fitting: Sequence[int], bottom: float, width: float) -> None:
-    """Draw stairs above the cells that fit, `fitting` of them in each column, on a white border."""
-    stairs = [(column + end, count) for column, count in enumerate(fitting) for end in (0, 1)]
-    path = "L".join(f"{LEFT + width * end:.1f} {bottom - CELL_HEIGHT * count:.1f}" for end, count in stairs)
-    canvas.path(f"M{path}", stroke="#FFFFFF", stroke_width=6, fill="none")
-    canvas.path(f"M{path}", stroke=INK, stroke_width=3, fill="none", data_limit="yes")
+def _draw_cells(ax: Axes, sizes: Mapping[Point, int], columns: Sequence[int]) -> None:
+    """Cells darker for more bytes, on a logarithmic scale, with GB in every second column."""
+    grid = np.array([[sizes[b, s] for s in columns] for b in BATCHES], dtype=float)
+    shades = ax.pcolormesh(grid, cmap=SHADES, norm=LogNorm()).to_rgba(grid)
+    for (row, half), size in np.ndenumerate(grid[:, ::2]):  # all of them would take a slider too long
+        column = 2 * half
+        style = {"ha": "center", "va": "center_baseline", "color": ink_on(to_hex(shades[row, column]))}
+        ax.text(column + 0.5, row + 0.5, _brief(int(size)), fontsize=9.5, **style)
+    shown = range(0, len(columns), 2)
+    ax.set_xticks([column + 0.5 for column in shown], [number(columns[column]) for column in shown])
+    ax.set_yticks([row + 0.5 for row in range(len(BATCHES))], map(str, BATCHES))
+    ax.set(xlabel="sequence length s (tokens)", ylabel="micro-batch b")
+    bare(ax)
+    ax.set_title(CAPTION, fontsize=11.5, fontweight="normal", color=QUIET)
 
 
 def _brief(size: int) -> str:

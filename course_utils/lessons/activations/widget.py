@@ -7,8 +7,8 @@ import ipywidgets
 
 from ... import GPUS, PRESETS, TrainingRun, estimate, format_bytes
 from ... import gpu as known_gpu
-from ...figures.canvas import Figure
 from ...gpus import Gpu
+from ...interactive.html_bars import Picture
 from ...interactive.widgets import LAYOUT, STYLE, SliderBox, dropdown, slider
 from ...planning.twin import fit_words
 from .heat_map import BATCHES, SEQUENCES, heat_map, kept_bytes
@@ -42,12 +42,12 @@ class ActivationMap(SliderBox):
         run = TrainingRun(model, **choices)
         models = list(dict.fromkeys([*MODELS, run.model.name]))
         cards = sorted(GPUS, key=lambda name: GPUS[name].memory)
-        names = partial(ipywidgets.SelectionSlider, style=STYLE, layout=LAYOUT)
+        names = partial(ipywidgets.SelectionSlider, continuous_update=False, style=STYLE, layout=LAYOUT)
         controls = {
             "model": names(options=models, value=run.model.name, description="model"),
             "gpu": names(options=cards, value=known_gpu(gpu).name, description="GPU"),
-            "micro_batch": slider("look at b", BATCHES, micro_batch),
-            "seq_len": slider("look at s", SEQUENCES, seq_len),
+            "micro_batch": slider("look at b", BATCHES, micro_batch, continuous=False),
+            "seq_len": slider("look at s", SEQUENCES, seq_len, continuous=False),
             "attention": dropdown("attention", ("eager", "flash", "efficient"), run.attention),
             "recompute": dropdown("recompute", ("none", "selective-attention", "full"), run.recompute),
             "precision": dropdown("precision", ("amp-bf16", "bf16-master", "fp32"), run.precision.name),
@@ -66,7 +66,7 @@ class ActivationMap(SliderBox):
         chosen["seq_len"] = max(s for s in SEQUENCES if s <= min(chosen["seq_len"], model.max_positions))
         return TrainingRun(model, **chosen)
 
-    def redraw(self) -> tuple[Figure, str]:
+    def redraw(self) -> tuple[Picture, str]:
         run = self.run
         step = estimate(run)
         asked = self.controls["seq_len"].value

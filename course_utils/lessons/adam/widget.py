@@ -2,7 +2,7 @@
 
 from html import escape
 
-from ...figures.canvas import Figure
+from ...interactive.html_bars import Picture
 from ...interactive.widgets import SliderBox, dropdown, slider
 from .by_hand import RULES, Point, Valley, trajectory
 from .figures import outcome, walks
@@ -29,11 +29,11 @@ class Walker(SliderBox):
         trajectory(optimizer, rate, 1, beta1=beta1, beta2=beta2)
         controls = {
             "optimizer": dropdown("optimizer", RULES, optimizer),
-            "rate": slider("learning rate η", RATES, rate, "{:g}".format),
-            "beta1": slider("β1 (of m)", BETAS1, beta1, "{:g}".format),
-            "beta2": slider("β2 (of v)", BETAS2, beta2, "{:g}".format),
-            "steepness": slider("steepness", (1.0, 4.0, 25.0, 100.0, 400.0), 25.0),
-            "angle": slider("turned by °", (0.0, 15.0, 30.0, 45.0), 0.0),
+            "rate": slider("learning rate η", RATES, rate, "{:g}".format, continuous=False),
+            "beta1": slider("β1 (of m)", BETAS1, beta1, "{:g}".format, continuous=False),
+            "beta2": slider("β2 (of v)", BETAS2, beta2, "{:g}".format, continuous=False),
+            "steepness": slider("steepness", (1.0, 4.0, 25.0, 100.0, 400.0), 25.0, continuous=False),
+            "angle": slider("turned by °", (0.0, 15.0, 30.0, 45.0), 0.0, continuous=False),
         }
         super().__init__(controls)
 
@@ -49,7 +49,7 @@ class Walker(SliderBox):
         rule, rate, beta1, beta2 = (self.controls[name].value for name in names)
         return trajectory(rule, rate, 200, beta1=beta1, beta2=beta2, valley=self.valley)
 
-    def redraw(self) -> tuple[Figure, str]:
+    def redraw(self) -> tuple[Picture, str]:
         """Return the picture of the walk, and the rule with its number of states."""
         name = self.controls["optimizer"].value
         path = self.path

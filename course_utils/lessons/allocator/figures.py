@@ -1,16 +1,20 @@
 """Pictures of lesson 12: segments one below the other, each as long as it is large, and their blocks."""
 
+from typing import Any
+
+from matplotlib.axes import Axes
+
 from ...allocator.replay import MemoryBlock, MemorySegment, Replay, check_replay
-from ...figures.axes import stop
-from ...figures.canvas import INK, MARGIN, QUIET, RULE, Canvas, Figure, ink_on, reflowing, text_width
+from ...figures.memory_maps import write_inside
+from ...figures.style import MARGIN, WIDTH, CourseFigure, bare, look, sheet
+from ...palette import COLOURS, INK, OVER, QUIET, RULE, stop
 from .traces import spelled
 
-FILL, FREE_INK, CACHED_INK = "#009E73", "#A8071A", "#8A8A8A"
-LABEL_WIDTH, ROW, STEP = 84.0, 34.0, 46.0
+LEFT, STEP, ROW = 90.0, 42.0, 32.0  # points
+WIDE = WIDTH - MARGIN - LEFT
 
 
-@reflowing
-def segments_figure(replayed: Replay, event: int | None = None, title: str | None = None) -> Figure:
+def segments_figure(replayed: Replay, event: int | None = None, title: str | None = None) -> CourseFigure:
     """Each segment after `event` (at the end where it is None) as a bar, and the blocks in it by address.
 
     Hatched is free: red next to a tensor, grey where the whole segment is empty. Raises TypeError for what is
@@ -25,44 +29,39 @@ def segments_figure(replayed: Replay, event: int | None = None, title: str | Non
         curves = (replayed.reserved, replayed.allocated, replayed.largest_free)
         reserved, allocated, largest = (spelled(curve[event - 1]) for curve in curves)
         title = f"{reserved} reserved, {allocated} of it allocated, the largest free block {largest}"
-    canvas = Canvas()
     told = stop(title)
-    top = canvas.title(title) + 14
-    scale = (canvas.width - 2 * MARGIN - LABEL_WIDTH) / max(segment.bytes for segment in segments)
-    for index, segment in enumerate(segments):
-        _row(canvas, segment, top + STEP * index, scale)
-        blocks = ", ".join(f"{_name(block)} {spelled(block.bytes)}" for block in segment.blocks)
-        told += f" Segment {index + 1}, {spelled(segment.bytes)}: {blocks}."
-    return Figure(canvas.svg(top + STEP * len(segments), title, told), told)
+    longest = max(segment.bytes for segment in segments)
+    with look():
+        figure = sheet(title, STEP * len(segments))
+        ax = figure.place(LEFT, 0, WIDE, STEP * len(segments))
+        ax.set(xlim=(0, longest), ylim=(len(segments) - 0.5, -0.5), xticks=[], yticks=[])
+        bare(ax)
+        for index, segment in enumerate(segments):
+            kind = "small pool" if segment.small else "expandable" if segment.expandable else "segment"
+            place = {"xycoords": ("axes points", "data"), "va": "center"}
+            ax.annotate(f"{kind}\n{spelled(segment.bytes)}", (MARGIN - LEFT, index), color=QUIET, **place)
+            _draw(ax, segment, index, WIDE / longest)
+            blocks = ", ".join(f"{_name(block)} {spelled(block.bytes)}" for block in segment.blocks)
+            told += f" Segment {index + 1}, {spelled(segment.bytes)}: {blocks}."
+    figure.alt = told
+    return figure
 
 
 def _name(block: MemoryBlock) -> str:
     return str(block.name) if block.is_allocated else "free"
 
 
-def _row(canvas: Canvas, segment: MemorySegment, y: float, scale: float) -> None:
-    if segment.small:
-        kind = "small pool"
-    elif segment.expandable:
-        kind = "expandable"
-    else:
-        kind = "segment"
-    canvas.text(MARGIN, y + 15, kind, 12, QUIET)
-    canvas.text(MARGIN, y + 30, spelled(segment.bytes), 12)
-    left = MARGIN + LABEL_WIDTH
-    free_ink = FREE_INK if segment.allocated else CACHED_INK
+def _draw(ax: Axes, segment: MemorySegment, y: int, scale: float) -> None:
+    """A segment and its blocks, each named as there is room; `scale` are the points of a byte."""
+    high = ROW / STEP
+    edge = OVER if segment.allocated else RULE
     for block in segment.blocks:
-        x = left + (block.address - segment.address) * scale
-        width = block.bytes * scale
-        name = _name(block)
-        fill = FILL if block.is_allocated else "#FFFFFF"
-        tip = f"{name}: {spelled(block.bytes)}"
-        canvas.rect(x, y, width, ROW, fill, tip, stroke=RULE, stroke_width=0.8, data_block=name)
+        style: dict[str, Any] = {"facecolor": COLOURS["activations"], "edgecolor": "white"}
         if not block.is_allocated:
-            canvas.hatch(x, y, width, ROW, free_ink, gap=7)
-        middle = x + width / 2
-        for words in (f"{name} {spelled(block.bytes)}", name):
-            if text_width(words, 12) + 6 <= width:
-                canvas.halo_text(middle, y + 21, words, 12, fill, fill=ink_on(fill), text_anchor="middle")
-                break
-    canvas.rect(left, y, segment.bytes * scale, ROW, "none", stroke=INK, stroke_width=1.4)
+            style = {"facecolor": "#FFFFFF", "edgecolor": edge, "hatch": "////"}
+        left = block.address - segment.address
+        ax.barh(y, block.bytes, high, left, label=_name(block), linewidth=0.8, **style)
+        names = (f"{_name(block)} {spelled(block.bytes)}", _name(block))
+        middle = left + block.bytes / 2
+        write_inside(ax, middle, y, names, block.bytes * scale, style["facecolor"], not block.is_allocated)
+    ax.barh(y, segment.bytes, high, color="none", edgecolor=INK, linewidth=1.4, clip_on=False)

@@ -7,7 +7,7 @@ from typing import Any
 import ipywidgets
 
 from ...allocator.replay import Replay, replay
-from ...figures.canvas import Figure
+from ...interactive.html_bars import Picture
 from ...interactive.widgets import LAYOUT, STYLE, SliderBox, dropdown
 from ...units import MiB
 from .figures import segments_figure
@@ -33,7 +33,8 @@ class AllocatorPlayer(SliderBox):
             trace, description="requests", continuous_update=False, style=STYLE, layout=wide
         )
         segments = dropdown("memory in", SEGMENTS, next(iter(SEGMENTS)))
-        slider = ipywidgets.IntSlider(event or most, 1, most, description="event", style=STYLE, layout=LAYOUT)
+        look = {"continuous_update": False, "style": STYLE, "layout": LAYOUT}
+        slider = ipywidgets.IntSlider(event or most, 1, most, description="event", **look)
         gpu = dropdown("the GPU has", CAPACITIES, next(iter(CAPACITIES)))
         controls = {"trace": typed, "segments": segments, "event": slider, "gpu": gpu}
         super().__init__(controls)
@@ -57,7 +58,7 @@ class AllocatorPlayer(SliderBox):
             slider.value = value
         super().update(change)
 
-    def redraw(self) -> tuple[Figure, str]:
+    def redraw(self) -> tuple[Picture, str]:
         """The segments after the chosen event, and the reason for it."""
         replayed = self.replayed
         if not len(replayed):

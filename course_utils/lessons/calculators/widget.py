@@ -5,9 +5,9 @@ from html import escape
 
 import ipywidgets
 
-from ...figures import signed_percent
-from ...figures.canvas import Figure
+from ...interactive.html_bars import Picture
 from ...interactive.widgets import SliderBox, dropdown
+from ...palette import signed_percent
 from ...run import TrainingRun
 from .calculators import CALCULATORS, TERMS, Truth, add_back, calculator, gaps
 from .figures import corrected
@@ -37,7 +37,7 @@ class Mender(SliderBox):
         """The names of the terms that are ticked."""
         return [term.name for term in TERMS if self.controls[term.name].value]
 
-    def redraw(self) -> tuple[Figure, str]:
+    def redraw(self) -> tuple[Picture, str]:
         """The answer, corrected step by step, and its error now."""
         name = self.controls["calculator"].value
         model = self.controls["model"].value

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import ipywidgets
 
-from ...figures.canvas import Figure
+from ...interactive.html_bars import Picture
 from ...interactive.widgets import LAYOUT, STYLE, SliderBox
 from .figures import ring_figure
 
@@ -18,14 +18,16 @@ class RingPlayer(SliderBox):
         ring_figure(recorded, step)  # refuses a step that is not there: a slider would silently move it
         self.recorded = recorded
         last = len(recorded[0]) - 1
-        slider = ipywidgets.IntSlider(step, 0, last, description="step", style=STYLE, layout=LAYOUT)
+        slider = ipywidgets.IntSlider(
+            step, 0, last, description="step", continuous_update=False, style=STYLE, layout=LAYOUT
+        )
         super().__init__({"step": slider})
         # The interval is the milliseconds of a step.
         self.play = ipywidgets.Play(min=0, max=last, value=0, interval=1200, description="play")
         self.play.observe(lambda change: slider.set_trait("value", change["new"]), names="value")
         self.children = (self.play, *self.children)
 
-    def redraw(self) -> tuple[Figure, str]:
+    def redraw(self) -> tuple[Picture, str]:
         step = self.controls["step"].value
         said = "Nothing sent yet."
         if step:

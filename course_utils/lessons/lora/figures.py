@@ -1,86 +1,76 @@
 """Pictures of lesson 16: a matrix and LoRA's factors, to scale; a code's values under a histogram."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-import torch
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
 
-from ...figures.axes import COLOURS, stop
-from ...figures.canvas import INK, MARGIN, QUIET, RULE, Canvas, Figure, number, reflowing, text_width
+from ...figures.style import MARGIN, WIDTH, CourseFigure, bare, look, sheet, text_width
+from ...palette import COLOURS, INK, QUIET, number, stop
 
 WEIGHTS = COLOURS["parameters"]  # of all three matrices; the frozen one is hatched
 
 
-@reflowing
-def lora_picture(n_out: int, n_in: int, rank: int) -> Figure:
+def lora_picture(n_out: int, n_in: int, rank: int) -> CourseFigure:
     """W (n_out, n_in), B (n_out, r) and A (r, n_in), all to one scale."""
     whole = n_out * n_in
     thin = rank * (n_out + n_in)
-    learning = f"{100 * thin / whole:.2g} % of its numbers learn"
-    title = f"Rank {rank} on a matrix of {n_out:,} × {n_in:,}: {learning}"
-    canvas = Canvas()
-    one = 180.0 / max(n_out, n_in)  # pixels of a number
-    height = n_out * one
-    width = n_in * one
-    thick = max(2.0, rank * one)
-    top = canvas.title(title) + 40
-    if canvas.narrow:
-        left = (canvas.width - width) / 2
-        start = 100.0
-    else:
-        left = 60.0
-        start = left + width + 118
-    _matrix(canvas, (left, top, width, height), "W, frozen", f"{whole:,} numbers", frozen=True)
-    if canvas.narrow:  # the factors below the matrix
-        top += height + 74
-    canvas.text(start - 74, top + height / 2 + 8, "+", 28, text_anchor="middle")
-    _matrix(canvas, (start, top, thick, height), "B, zero at first", f"{n_out * rank:,} numbers")
-    canvas.text(start + thick + 43, top + height / 2 + 8, "·", 28, text_anchor="middle")
-    _matrix(canvas, (start + thick + 90, top, width, thick), "A, Gaussian", f"{n_in * rank:,} numbers")
-    alt = (
+    learning = number(float(f"{100 * thin / whole:.2g}"))
+    title = f"Rank {rank} on a matrix of {n_out:,} × {n_in:,}: {learning} % of its numbers learn"
+    gap = 0.62 * max(n_out, n_in)
+    width = 2 * n_in + rank + 2 * gap
+    one = min(164 / n_out, (WIDTH - 2 * MARGIN - 8) / width)  # points of a number
+    with look():
+        figure = sheet(title, 56 + n_out * one)
+        ax = figure.place((WIDTH - width * one) / 2, 28, width * one, n_out * one)
+        ax.set(xlim=(0, width), ylim=(n_out, 0), xticks=[], yticks=[])
+        bare(ax)
+        _matrix(ax, 0, n_in, n_out, "W, frozen", facecolor="white", edgecolor=WEIGHTS, hatch="////")
+        _matrix(ax, n_in + gap, rank, n_out, "B, zero at first", color=WEIGHTS)
+        _matrix(ax, n_in + rank + 2 * gap, n_in, rank, "A, Gaussian", color=WEIGHTS)
+        for sign, x in (("+", n_in + gap / 2), ("·", n_in + rank + 1.5 * gap)):
+            ax.text(x, n_out / 2, sign, ha="center", va="center", fontsize=26)
+    figure.alt = (
         f"{stop(title)} "
         f"Drawn to scale: the frozen matrix W, hatched, with {whole:,} numbers, plus B times A. "
         "B is a thin column, zero at first; A is a thin row, Gaussian at first. "
         f"Together {thin:,} numbers learn."
     )
-    return Figure(canvas.svg(top + height + 40, title, alt), alt)
+    return figure
 
 
-def _matrix(
-    canvas: Canvas, box: tuple[float, float, float, float], name: str, size: str, frozen: bool = False
-) -> None:
-    x, y, width, height = box
-    canvas.rect(*box, "#FFFFFF" if frozen else WEIGHTS, stroke=INK, stroke_width=0.8, data_name=name)
-    if frozen:
-        canvas.hatch(*box, WEIGHTS, gap=8)
-    canvas.text(x + width / 2, y - 10, name, 13, text_anchor="middle", font_weight="bold")
-    canvas.text(x + width / 2, y + height + 20, size, 12, QUIET, text_anchor="middle")
+def _matrix(ax: Axes, left: float, wide: int, high: int, name: str, **fill: Any) -> None:
+    ax.add_patch(Rectangle((left, 0), wide, high, clip_on=False, **fill))
+    middle = left + wide / 2
+    place = {"textcoords": "offset points", "ha": "center"}
+    ax.annotate(name, (middle, 0), (0, 9), fontsize=12.5, fontweight="bold", **place)
+    ax.annotate(f"{wide * high:,} numbers", (middle, high), (0, -8), color=QUIET, va="top", **place)
 
 
-@reflowing
 def code_picture(
     values: Sequence[float], codes: Mapping[str, Sequence[float]], title: str, provenance: str = ""
-) -> Figure:
+) -> CourseFigure:
     """A histogram of `values` between −1 and 1, and under it each code's values as strokes on its axis."""
-    canvas = Canvas()
-    bins = 48
-    bottom = canvas.title(title) + 134
-    left = MARGIN + 12 + max(text_width(name, 13) for name in codes)
-    room = canvas.width - MARGIN - 20 - left
-    found = torch.histc(torch.tensor(values, dtype=torch.float64), bins, -1.0, 1.0)
-    for index, size in enumerate((120 * found / found.max()).tolist()):  # the highest bar is 120 pixels high
-        canvas.rect(left + room * index / bins, bottom - size, room / bins - 1, size, WEIGHTS)
-    canvas.line(left, bottom, left + room, bottom, RULE)
-    for row, (name, code) in enumerate(codes.items()):
-        y = bottom + 14 + 40 * row
-        canvas.text(left - 10, y + 17, name, 13, text_anchor="end")
-        for value in code:
-            x = left + room * (value + 1) / 2
-            canvas.line(x, y, x, y + 24, INK, stroke_width=2.4, data_code=value)
-    end = bottom + 14 + 40 * len(codes)
-    marks = [(left + room * (tick + 1) / 2, end + 12, number(tick)) for tick in (-1, -0.5, 0, 0.5, 1)]
-    for x, y, words in (*marks, (left + room / 2, end + 32, "weight / its block's largest magnitude")):
-        canvas.text(x, y, words, 12, QUIET, text_anchor="middle")
+    left = MARGIN + 14 + max(text_width(name, 12.5) for name in codes)
+    width = WIDTH - left - MARGIN - 8
+    high = 40 * len(codes)
+    with look():
+        figure = sheet(title, 136 + high + 42, provenance)
+        weights = figure.place(left, 0, width, 132)
+        weights.hist(values, bins=48, range=(-1, 1), rwidth=0.9, color=WEIGHTS)
+        weights.set(xlim=(-1, 1), xticks=[], yticks=[])
+        bare(weights, "bottom")
+        strokes = figure.place(left, 136, width, high)
+        strokes.eventplot([*codes.values()], linelengths=0.64, linewidths=2.4, colors=INK, clip_on=False)
+        strokes.set(xlim=(-1, 1), ylim=(len(codes) - 0.5, -0.5))
+        strokes.set_yticks(range(len(codes)), [*codes], fontsize=12.5, color=INK)
+        ticks = (-1, -0.5, 0, 0.5, 1)
+        strokes.tick_params("y", pad=10)
+        strokes.set_xticks(ticks, [number(tick) for tick in ticks])
+        strokes.set_xlabel("weight / its block's largest magnitude")
+        bare(strokes)
     told = "; ".join(f"{name}: {len(code)} values" for name, code in codes.items())
     peaks = "A histogram of weights peaks at zero. Strokes on its axis mark each code's values."
-    alt = f"{stop(title)} {peaks} {told}."
-    return Figure(canvas.svg(canvas.note(provenance, end + 52), title, alt), alt)
+    figure.alt = f"{stop(title)} {peaks} {told}."
+    return figure

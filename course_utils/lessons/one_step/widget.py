@@ -5,10 +5,9 @@ from dataclasses import replace
 import ipywidgets
 
 from ... import TrainingRun, estimate, format_bytes
-from ...figures import stack
-from ...figures.axes import words
-from ...figures.canvas import Figure
+from ...interactive.html_bars import Picture, stacked_bars
 from ...interactive.widgets import LAYOUT, STYLE, RunSliders
+from ...palette import words
 
 MOST = 96
 CARD = "RTX5090-32GB"
@@ -46,18 +45,18 @@ class LayerSlider(RunSliders):
         before, after = map(estimate, self.runs)
         return after.total - before.total
 
-    def redraw(self) -> tuple[Figure, str]:
+    def redraw(self) -> tuple[Picture, str]:
         """Both runs as bars, and what the layer adds, by kind."""
         shallow, deep = self.runs
         before = estimate(shallow)
         after = estimate(deep)
         added = format_bytes(after.total - before.total, "GB", 2)
-        figure = stack(
+        figure = stacked_bars(
             {f"L = {shallow.model.layers}": before, f"L = {deep.model.layers}": after},
             f"One more layer adds {added} to the estimated peak",
-            capacity=self.card.room,
-            capacity_label=f"{self.card.name}: a program gets {format_bytes(self.card.room, 'GB', 1)}",
-            provenance="estimated",
+            limit=self.card.room,
+            limit_name=f"{self.card.name}: a program gets {format_bytes(self.card.room, 'GB', 1)}",
+            note="estimated",
         )
         grown = {words(kind): after[kind] - before[kind] for kind in after if after[kind] > before[kind]}
         parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in grown.items())

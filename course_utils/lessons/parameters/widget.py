@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 from ... import TransformerConfig, format_bytes
-from ...figures.canvas import Figure
+from ...interactive.html_bars import Picture
 from ...interactive.widgets import SliderBox, dropdown, slider
 from ...model_files import model_config
 from .counting import parts_of
@@ -11,26 +11,12 @@ from .figures import percent, shares, spelled
 
 LAYERS = (1, 2, 4, 6, 8, 12, 16, 22, 24, 28, 32, 36, 48, 64, 80, 96, 128)
 HIDDEN_SIZES = (
-    128,
-    256,
-    512,
-    768,
-    1024,
-    1280,
-    1600,
-    2048,
-    2560,
-    3072,
-    3584,
-    4096,
-    5120,
-    6144,
-    8192,
-    12288,
-    16384,
-)
+    128, 256, 512, 768, 1024, 1280, 1600, 2048, 2560,
+    3072, 3584, 4096, 5120, 6144, 8192, 12288, 16384,
+)  # fmt: skip
 VOCABULARIES = (256, 1000, 4096, 16000, 32000, 50257, 65536, 100_000, 128_256, 152_064, 200_000, 256_000)
 HEADS = (1, 2, 4, 8, 12, 16, 20, 24, 25, 28, 32, 40, 48, 64, 96, 128)
+GROUPS = (1, 2, 4, 7, 8, 16, 32)
 # of h; 8/3 makes SwiGLU's 3 matrices as large as GELU's 2 at 4
 MLP_WIDTHS = ("8/3", "2.75", "3", "3.5", "4", "5.5")
 
@@ -50,13 +36,13 @@ class ModelBuilder(SliderBox):
         controls = {
             "family": dropdown("family", ("gpt2", "llama"), model.family),
             "tied": dropdown("head", ("tied", "untied"), "tied" if model.tied else "untied"),
-            "layers": slider("layers L", LAYERS, model.layers),
-            "vocab": slider("vocabulary V", VOCABULARIES, model.vocab),
-            "hidden": slider("hidden h", HIDDEN_SIZES, model.hidden),
+            "layers": slider("layers L", LAYERS, model.layers, continuous=False),
+            "vocab": slider("vocabulary V", VOCABULARIES, model.vocab, continuous=False),
+            "hidden": slider("hidden h", HIDDEN_SIZES, model.hidden, continuous=False),
             "ffn": dropdown("MLP width / h", MLP_WIDTHS, width),
-            "heads": slider("heads a", HEADS, model.heads),
-            "experts": slider("experts", (1, 2, 4, 8, 16, 32, 64, 128), model.experts or 1),
-            "group": slider("queries per key", (1, 2, 4, 7, 8, 16, 32), model.heads // model.kv_heads),
+            "heads": slider("heads a", HEADS, model.heads, continuous=False),
+            "experts": slider("experts", (1, 2, 4, 8, 16, 32, 64, 128), model.experts or 1, continuous=False),
+            "group": slider("queries per key", GROUPS, model.heads // model.kv_heads, continuous=False),
         }
         super().__init__(controls)
 
@@ -78,7 +64,7 @@ class ModelBuilder(SliderBox):
             chosen["qkv_bias"] = self.first.qkv_bias
         return TransformerConfig("built", **chosen)
 
-    def redraw(self) -> tuple[Figure, str]:
+    def redraw(self) -> tuple[Picture, str]:
         """Return the model's parts as a bar, and its count next to what 12Lh² would say."""
         model = self.model
         parts = parts_of(model)

@@ -4,8 +4,9 @@ from functools import partial
 
 import ipywidgets
 
-from ...figures.canvas import Figure, number
+from ...interactive.html_bars import Picture
 from ...interactive.widgets import LAYOUT, STYLE, SliderBox, dropdown
+from ...palette import number
 from .figures import pipeline_figure
 from .schedules import SCHEDULES, Pipeline, bubble, simulate
 
@@ -17,7 +18,7 @@ class PipelinePlayer(SliderBox):
 
     def __init__(self, schedule: str = "GPipe", stages: int = 4, micro_batches: int = 8) -> None:
         simulate(schedule, stages, micro_batches)  # refuses what cannot be
-        slider = partial(ipywidgets.IntSlider, min=1, style=STYLE, layout=LAYOUT)
+        slider = partial(ipywidgets.IntSlider, min=1, continuous_update=False, style=STYLE, layout=LAYOUT)
         controls = {
             "schedule": dropdown("schedule", SCHEDULES, schedule),
             "stages": slider(max=8, value=stages, description="stages"),
@@ -33,7 +34,7 @@ class PipelinePlayer(SliderBox):
         schedule, stages, backward, micro_batches = (control.value for control in self.controls.values())
         return simulate(schedule, stages, micro_batches, backward=float(backward))
 
-    def redraw(self) -> tuple[Figure, str]:
+    def redraw(self) -> tuple[Picture, str]:
         """The pipeline, and its bubble next to the formula's."""
         pipeline = self.pipeline
         formula = bubble(pipeline.stages, pipeline.micro_batches)

@@ -1,112 +1,149 @@
-"""Lesson 03's drawings: a histogram of gradients with fp16's floor, and the data flow of a 16-bit step."""
+"""Lesson 03's drawings: a number's bits, gradients next to fp16's limits, a 16-bit step's data flow."""
 
-import tomllib
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping
 
 import torch
+from matplotlib.axes import Axes
+from matplotlib.patches import FancyBboxPatch, Patch
 
-from ...figures.axes import OVER, legend, stop
-from ...figures.canvas import INK, MARGIN, QUIET, RULE, Canvas, Figure, reflowing
+from ...figures.style import MARGIN, WIDTH, CourseFigure, bare, look, sheet
+from ...palette import INK, OVER, RAISED, RULE, ink_on, stop
 from ...units import percent
+from .number_formats import EXPONENT, FORMATS, MANTISSA, SIGN, UNUSED, encode, field_color, rounded, spelled
+
+INSIDE = WIDTH - 2 * MARGIN
+FIELDS = {
+    "sign": SIGN,
+    "exponent: range": EXPONENT,
+    "mantissa: precision": MANTISSA,
+    "stored, not read": UNUSED,
+}
 
 
-@reflowing
-def histogram_figure(gradients: torch.Tensor, title: str, scale: float = 1.0) -> Figure:
-    """Draw a histogram of `gradients` times `scale`, in powers of two; what fp16 makes zero is red."""
-    canvas = Canvas()
-    right = canvas.width - LEFT
+def bits_figure(value: float, title: str) -> CourseFigure:
+    """`value` in each format, a row of bits each, with the number that is really stored."""
+    with look():
+        figure = sheet(title, 24 + 56 * len(FORMATS))
+        ax = figure.place(MARGIN, 24, INSIDE, 56 * len(FORMATS))
+        ax.set(xlim=(0, 32), ylim=(len(FORMATS), 0), xticks=[], yticks=[])
+        bare(ax)
+        _legend(ax, FIELDS)
+        stored = {name: spelled(rounded(name, value), 10) for name in FORMATS}  # fp32's tenth is not 0.1
+        for row, (name, form) in enumerate(FORMATS.items()):
+            ax.text(0, row + 0.34, name, fontsize=12.5, fontweight="bold")
+            ax.text(5, row + 0.34, stored[name], fontsize=12.5)
+            colors = [field_color(form, index) for index in range(8 * form.bytes)]
+            cells = [(index, 1) for index in range(len(colors))]
+            ax.broken_barh(cells, (row + 0.44, 0.5), facecolors=colors, edgecolor="white", linewidth=1)
+            for index, bit in enumerate(f"{encode(form, value):0{form.bits}b}"):
+                place = {"ha": "center", "va": "center", "fontsize": 12.5}
+                ax.text(index + 0.5, row + 0.69, bit, color=ink_on(colors[index]), **place)
+    told = "; ".join(f"{name} holds {number}" for name, number in stored.items())
+    figure.alt = f"{stop(title)} Bits of {spelled(value)}, row by row: {told}."
+    return figure
 
-    def at(power: float) -> float:
-        return LEFT + (right - LEFT) / (HIGHEST - LOWEST) * (power - LOWEST)
 
-    top = canvas.title(title) + 44
-    bottom = top + 190
+def _legend(ax: Axes, colors: Mapping[str, str]) -> None:
+    """All names in one row above the drawing."""
+    swatches = [Patch(facecolor=color, edgecolor=RULE) for color in colors.values()]
+    ax.legend(swatches, [*colors], ncols=len(colors), loc="lower left", bbox_to_anchor=(0, 1.02))
+
+
+POWERS = range(-44, 22)  # of two, which the histogram shows
+MADE = {
+    "zero in fp16": (-25, OVER),
+    "subnormal": (-14, "#8FD0F7"),
+    "normal in fp16": (16, "#0072B2"),
+    "infinite": (22, "#E69F00"),
+}
+"""What fp16 makes of numbers below each power of two."""
+
+
+def histogram_figure(gradients: torch.Tensor, title: str, scale: float = 1.0) -> CourseFigure:
+    """A histogram of `gradients` times `scale`, in powers of two; what fp16 makes zero is red."""
     sizes = torch.log2(gradients.abs() * scale).floor()
-    counts = {power: int((sizes == power).sum()) for power in range(LOWEST, HIGHEST)}
-    # what fp16 makes of numbers below each power: zero, subnormal, normal, infinite
-    colors = {-25: OVER, -14: "#8FD0F7", 16: "#0072B2", HIGHEST: "#E69F00"}
-    for power, count in counts.items():
-        height = 180 * count / max(*counts.values(), 1)
-        color = next(color for end, color in colors.items() if power < end)
-        wide = at(LOWEST + 1) - at(LOWEST) - 2
-        canvas.rect(at(power) + 1, bottom - height, wide, height, color, f"{count:,} of 2^{power}")
-    for power in range(LOWEST + 4, HIGHEST, 16 if canvas.narrow else 8):
-        canvas.text(at(power), bottom + 18, f"2^{power}".replace("-", "−"), 12, QUIET, text_anchor="middle")
-        canvas.line(at(power), bottom, at(power), bottom + 4, RULE)
-    for power in (-25, -14, 16):
-        canvas.line(at(power), top - 14, at(power), bottom, INK, stroke_width=1.2, stroke_dasharray="5 3")
-    limits = {
-        "zero in fp16": (-25, "end", -6),
-        "subnormal": (-19.5, "middle", 0),
-        "normal in fp16": (-14, "start", 6),
-    }
-    for name, (power, anchor, aside) in limits.items():
-        y = top - 20 if canvas.narrow and anchor == "middle" else top - 4
-        canvas.text(at(power) + aside, y, name, 12, text_anchor=anchor)
-    canvas.text(at(16) - 6, top - 20, "infinite above", 12, text_anchor="end")
-    canvas.line(LEFT, bottom, right, bottom, RULE)
+    counts = [int((sizes == power).sum()) for power in POWERS]
+    made = [next(name for name, (end, _) in MADE.items() if power < end) for power in POWERS]
     times = f" times {scale:,.0f}" if scale != 1 else ""
-    axis = f"absolute gradients{times}, in powers of two"
-    canvas.text((LEFT + right) / 2, bottom + 38, axis, 12, QUIET, text_anchor="middle")
+    with look():
+        figure = sheet(title, 254)
+        ax = figure.place(MARGIN, 6, INSIDE, 206)
+        ax.bar(POWERS, counts, 0.8, align="edge", color=[MADE[name][1] for name in made])
+        ax.set(xlim=(POWERS.start, POWERS.stop), ylim=(0, 1.15 * max(*counts, 1)), yticks=[])
+        ax.set_xticks(POWERS[4::8], [_power_of_two(power) for power in POWERS[4::8]])
+        ax.set_xlabel(f"absolute gradients{times}, in powers of two")
+        bare(ax, "bottom")
+        ax.tick_params(pad=5)
+        start = POWERS.start
+        for name, (end, _) in MADE.items():
+            middle = (start + end) / 2
+            ax.text(middle, 1, name, ha="center", va="top", transform=ax.get_xaxis_transform())
+            if start != POWERS.start:
+                ax.axvline(start, color=INK, linewidth=1.2, linestyle=(0, (4, 2.5)))
+            start = end
     share = percent((gradients.mul(scale).half() == 0).float().mean().item())
-    alt = f"{stop(title)} Histogram: fp16 turns {share} of the gradients{times} into zero."
-    return Figure(canvas.svg(bottom + 48, title, alt), alt)
+    figure.alt = f"{stop(title)} Histogram: fp16 turns {share} of the gradients{times} into zero."
+    rows = zip(POWERS, counts, made, strict=True)
+    numbers = [[f"from {_power_of_two(power)}", f"{count:,}", name] for power, count, name in rows if count]
+    figure.rows = [["size", f"gradients{times}", "in fp16"], *numbers]
+    return figure
 
 
-LOWEST, HIGHEST = -44, 18  # powers of two that the histogram's axis spans
-LEFT = float(MARGIN + 8)
+def _power_of_two(power: int) -> str:
+    return f"2{str(power).translate(RAISED)}"
+
 
 HALF, SINGLE = "#D6EEFB", "#FBE3B5"  # colors of what is 16-bit and of what is fp32
+ADDED = "multiply in bf16,\nadd in fp32"
+BOXES = {
+    "x": (0, 0, HALF, "input x"),
+    "xW": (1, 0, SINGLE, f"x·Wᵀ:\n{ADDED}"),
+    "W": (2, 0, HALF, "weights W"),
+    "y": (1, 1, HALF, "output y, rounded"),
+    "dyx": (0, 2, SINGLE, f"dyᵀ·x:\n{ADDED}"),
+    "dy": (1, 2, HALF, "gradient dL/dy"),
+    "dyW": (2, 2, SINGLE, f"dy·W:\n{ADDED}"),
+    "dW": (0, 3, HALF, "dL/dW, rounded"),
+    "dx": (1, 3, HALF, "dL/dx, rounded:\nto the layer below"),
+    "rounded": (2, 3, HALF, "round to bf16: W"),
+    "sum": (0, 4, SINGLE, "gradients: add up"),
+    "Adam": (1, 4, SINGLE, "Adam: m, v"),
+    "masters": (2, 4, SINGLE, "master weights"),
+}
+"""Column, row, color and words of each box."""
+ARROWS = (
+    "x > xW", "W > xW", "xW > y", "y > dy", "dy > dyx", "x > dyx", "dy > dyW", "W > dyW", "dyx > dW",
+    "dyW > dx", "dW > sum", "sum > Adam", "Adam > masters", "masters > rounded", "rounded > W",
+)  # fmt: skip
 
 
-@reflowing
-def flow_figure(title: str) -> Figure:
-    """Draw one linear layer's training step with bf16 weights, fp32 gradients and fp32 master weights.
+def flow_figure(title: str) -> CourseFigure:
+    """One linear layer's training step with bf16 weights, fp32 gradients and fp32 master weights.
 
     The recipe of Micikevicius et al. 2018, figure 1, with bf16 for fp16 and gradients added up in fp32.
     """
-    canvas = Canvas()
-    colors = {HALF: "bf16 in memory", SINGLE: "fp32, in memory or inside the matrix unit"}
-
-    def swatch(x: float, y: float, size: float, color: str) -> None:
-        canvas.rect(x, y, size, size, color, stroke=RULE, stroke_width=0.7)
-
-    y = canvas.title(title) + 6
-    top = 10 + legend(canvas, colors.items(), y, swatch)
-    for words, form, wide, narrow in FLOW["boxes"]:
-        x, y = narrow if canvas.narrow else wide
-        _box(canvas, x, top + y, words, HALF if form == "bf16" else SINGLE)
-    for corners in FLOW["arrows"]["narrow" if canvas.narrow else "wide"]:
-        _arrow(canvas, [(x, top + y) for x, y in corners])
-    alt = (
+    with look():
+        figure = sheet(title, 386)
+        ax = figure.place(MARGIN, 24, INSIDE, 362)
+        ax.set(xlim=(0, INSIDE), ylim=(362, 0), xticks=[], yticks=[])
+        bare(ax)
+        _legend(ax, {"bf16 in memory": HALF, "fp32, in memory or inside the matrix unit": SINGLE})
+        boxes, centers = {}, {}
+        for name, (column, row, color, words) in BOXES.items():
+            x, y = centers[name] = (69 + 185 * column, 29 + 76 * row)
+            shape = FancyBboxPatch((x - 64, y - 24), 128, 48, "round,pad=4", facecolor=color, edgecolor=RULE)
+            boxes[name] = ax.add_patch(shape)
+            ax.text(x, y, words, ha="center", va="center", fontsize=11, linespacing=1.1)
+        for start, end in (arrow.split(" > ") for arrow in ARROWS):
+            way = "bar,fraction=0.36" if start == "rounded" else "arc3"  # around the boxes between
+            style = {"arrowstyle": "-|>", "mutation_scale": 13, "color": INK, "linewidth": 1.3}
+            style |= {"patchA": boxes[start], "patchB": boxes[end], "shrinkA": 0, "shrinkB": 1}
+            ax.annotate("", centers[end], centers[start], arrowprops={"connectionstyle": way, **style})
+    figure.alt = (
         f"{stop(title)} Forward: input x and weights W, both bf16, are multiplied, summed in fp32 and rounded"
         " to the bf16 output y. Backward: the bf16 gradient dL/dy makes two products in the same way, each"
         " rounded to bf16. With x it gives dL/dW, which is added to the fp32 gradients. With W it gives"
         " dL/dx, which goes to the layer below. Adam reads the fp32 gradients, keeps m and v in fp32 and"
         " updates the fp32 master weights, which are rounded to bf16 and become W of the next step."
     )
-    return Figure(canvas.svg(top + (600 if canvas.narrow else 376), title, alt), alt)
-
-
-BOX_WIDTH, BOX_HEIGHT = 140, 52
-FLOW = tomllib.loads(Path(__file__).with_name("flow.toml").read_text(encoding="utf-8"))
-
-
-def _box(canvas: Canvas, x: float, y: float, words: str, color: str) -> None:
-    canvas.rect(x, y, BOX_WIDTH, BOX_HEIGHT, color, stroke=RULE, stroke_width=1, rx=5)
-    texts = words.split("\n")
-    for index, text in enumerate(texts):
-        baseline = y + BOX_HEIGHT / 2 + 4.5 + 15 * (index - (len(texts) - 1) / 2)
-        canvas.text(x + BOX_WIDTH / 2, baseline, text, 12, text_anchor="middle")
-
-
-def _arrow(canvas: Canvas, corners: Sequence[tuple[float, float]]) -> None:
-    way = "L".join(f"{x:.0f} {y:.0f}" for x, y in corners)
-    canvas.path(f"M{way}", stroke=INK, stroke_width=1.3, fill="none")
-    (x0, y0), (x, y) = corners[-2:]
-    # the last line's direction, along one axis: each is −1, 0 or 1
-    dx = (x > x0) - (x < x0)
-    dy = (y > y0) - (y < y0)
-    sides = "L".join(f"{x - 8 * dx - side * dy:.0f} {y - 8 * dy - side * dx:.0f}" for side in (4, -4))
-    canvas.path(f"M{x:.0f} {y:.0f}L{sides}Z", fill=INK)
+    return figure

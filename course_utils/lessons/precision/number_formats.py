@@ -1,4 +1,4 @@
-"""Floating-point formats bit by bit: numbers encoded and decoded exactly, and drawn.
+"""Floating-point formats bit by bit: numbers encoded and decoded exactly, and the colors of their bits.
 
 A pattern is the integer that a number's bits make, sign first. A normal number is (−1)^s · 2^(E − bias) · (1
 + M/2^m), E and M being the exponent's and the mantissa's bits; with E = 0 it is *subnormal*, (−1)^s · 2^(1 −
@@ -9,8 +9,6 @@ from math import copysign, frexp, inf, isnan, ldexp, nan
 from typing import NamedTuple
 
 from ...errors import unknown
-from ...figures.axes import legend, stop
-from ...figures.canvas import MARGIN, RULE, Canvas, Figure, ink_on, reflowing
 
 
 class NumberFormat(NamedTuple):
@@ -133,51 +131,6 @@ def rounded(form: str | NumberFormat, value: float) -> float:
 def spelled(value: float, digits: int = 7) -> str:
     """Return a number in at most `digits` digits, as a figure shows it."""
     return f"{value:.{digits}g}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e").replace("-", "−")
-
-
-@reflowing
-def bits_figure(value: float, title: str) -> Figure:
-    """Draw `value` in each format, a row of bits each, with the number that is really stored."""
-    canvas = Canvas()
-    names = {
-        SIGN: "sign",
-        EXPONENT: "exponent: range",
-        MANTISSA: "mantissa: precision",
-        UNUSED: "stored, not read",
-    }
-
-    def swatch(x: float, y: float, size: float, color: str) -> None:
-        canvas.rect(x, y, size, size, color, stroke=RULE, stroke_width=0.5)
-
-    y = canvas.title(title) + 4
-    y = 10 + legend(canvas, names.items(), y, swatch)
-    stored = {name: spelled(rounded(name, value), 10) for name in FORMATS}  # fp32's tenth is not 0.1
-    for name, form in FORMATS.items():
-        if canvas.narrow:  # words above their bits, not next to them
-            y += 22
-            words_y = y - 6
-            left, cell = MARGIN, 11.5
-        else:
-            words_y = y + 19
-            left, cell = 92, 15
-        canvas.text(MARGIN, words_y, name, 13, font_weight="bold")
-        end = draw_bits(canvas, form, encode(form, value), left, y, cell)
-        canvas.text(98 if canvas.narrow else end + 8, words_y, stored[name], 13)
-        y += 40
-    told = "; ".join(f"{name} holds {number}" for name, number in stored.items())
-    alt = f"{stop(title)} Bits of {spelled(value)}, row by row: {told}."
-    return Figure(canvas.svg(y + 4, title, alt), alt)
-
-
-def draw_bits(canvas: Canvas, form: NumberFormat, pattern: int, x: float, y: float, cell: float) -> float:
-    """Draw a pattern's bits, colored by field, and what is stored unread; return the x at their end."""
-    stored = max(form.bits, 8 * form.bytes)
-    for index in range(stored):
-        color = field_color(form, index)
-        bit = str(pattern >> (form.bits - 1 - index) & 1) if index < form.bits else ""
-        canvas.rect(x + cell * index, y, cell, 28, color, stroke="#FFFFFF", stroke_width=1, data_bit=bit)
-        canvas.text(x + cell * (index + 0.5), y + 19, bit, 12, ink_on(color), text_anchor="middle")
-    return x + cell * stored
 
 
 def field_color(form: NumberFormat, index: int) -> str:

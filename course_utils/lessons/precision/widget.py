@@ -7,10 +7,10 @@ from typing import Any
 
 import ipywidgets
 
-from ...figures.axes import stop
-from ...figures.canvas import INK, MARGIN, QUIET, Canvas, Figure, reflowing, wrap
+from ...interactive.html_bars import SHEET, HtmlPicture, Picture
 from ...interactive.widgets import LAYOUT, STYLE, SliderBox, dropdown
-from .number_formats import FORMATS, NumberFormat, decode, draw_bits, encode, field_color, rounded, spelled
+from ...palette import QUIET, ink_on, stop
+from .number_formats import FORMATS, UNUSED, NumberFormat, decode, encode, field_color, rounded, spelled
 
 
 class BitFlipper(SliderBox):
@@ -78,7 +78,7 @@ class BitFlipper(SliderBox):
         self.busy = False
         super().update()
 
-    def redraw(self) -> tuple[Figure, str]:
+    def redraw(self) -> tuple[Picture, str]:
         """Return the bits with their sum, and the numbers on either side. ValueError for no number."""
         typed = self.controls["number"].value
         try:
@@ -124,25 +124,26 @@ def neighbors(form: NumberFormat, pattern: int) -> str:
     return f"{toward}Next away from zero: {spelled(decode(form, sign | (magnitude + 1)))}."
 
 
-@reflowing
-def flipped_figure(form: NumberFormat, pattern: int, asked: float) -> Figure:
-    """Draw one number's bits, large, with its sum below."""
-    canvas = Canvas()
+def flipped_figure(form: NumberFormat, pattern: int, asked: float) -> HtmlPicture:
+    """One number's bits, large, with its sum below."""
     value = decode(form, pattern)
     nearest = "" if asked == rounded(form, asked) or isnan(asked) else f", the nearest to {spelled(asked)}"
     title = f"In {form.name}: {spelled(value)}{nearest}"
-    top = canvas.title(title) + 12
-    room = canvas.width - 2 * MARGIN
-    draw_bits(canvas, form, pattern, MARGIN, top, min(40.0, room / max(form.bits, 8 * form.bytes)))
-    told = [f"{name} {spelled(getattr(form, name))}" for name in ("epsilon", "largest", "smallest")]
-    if isnan(value):
-        told = ["not a number"]
-    elif not canvas.narrow:
-        told = [" · ".join(told)]
-    y = top + 52
-    for lines, size, color in ((wrap(sum_of(form, pattern), 15, room), 15, INK), (told, 12, QUIET)):
-        for line in lines:
-            canvas.text(MARGIN, y, line, size, color)
-            y += size + 7
+    limits = [f"{name} {spelled(getattr(form, name))}" for name in ("epsilon", "largest", "smallest")]
+    told = "not a number" if isnan(value) else " · ".join(limits)
+    read = f"{pattern:0{form.bits}b}"
+    cells = "".join(bit_cell(field_color(form, index), bit) for index, bit in enumerate(read))
+    cells += bit_cell(UNUSED, "") * (8 * form.bytes - form.bits)
+    inside = (
+        f"<div style='font-weight:bold;font-size:16px'>{escape(title)}</div>"
+        f"<div style='display:flex;margin:8px 0'>{cells}</div>"
+        f"<div style='font-size:16px'>{sum_of(form, pattern)}</div><div style='color:{QUIET}'>{told}</div>"
+    )
     alt = f"{stop(title)} Its {form.bits} bits stand for {sum_of(form, pattern)}."
-    return Figure(canvas.svg(y - 7, title, alt), alt)
+    return HtmlPicture(f"<div role='img' aria-label='{escape(alt)}' style='{SHEET}'>{inside}</div>", alt)
+
+
+def bit_cell(color: str, bit: str) -> str:
+    look = f"flex:1;max-width:40px;height:28px;background:{color};color:{ink_on(color)}"
+    look += ";box-shadow:inset -1px 0 #fff;text-align:center;font:12px/28px sans-serif"
+    return f"<div style='{look}'>{bit}</div>"

@@ -2,49 +2,44 @@
 
 from collections.abc import Mapping
 from math import ceil
-from typing import Any
 
-from ...figures import lines
-from ...figures.axes import COLOURS, legend, stop
-from ...figures.canvas import GRID, MARGIN, QUIET, RULE, Canvas, Figure, ink_on, number, reflowing, ticks
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from ...figures import CourseFigure, lines
+from ...figures.style import MARGIN, QUIET, RULE, WIDTH, Drawn, bare, legend, look, sheet, value_axis
+from ...palette import COLOURS, number, stop
 from ...units import GB
 from .schedules import Schedule, several
 
-KEPT = COLOURS["activations"]
-CHECKPOINT = COLOURS["parameters"]
-DONE = COLOURS["gradients"]
+KEPT, CHECKPOINT, DONE = (COLOURS[kind] for kind in ("activations", "parameters", "gradients"))
 RUNNING = "#B3261E"
-# in pixels: the curve's height, that of two rows, and the least width of a node
-CURVE = 90.0
-PAIR = 104.0
-LEAST_PITCH = 40.0
+ROOM = WIDTH - 2 * MARGIN
+MOST_IN_ROW = 16  # nodes
+PAIR, CURVE = 88, 80  # points that a row of nodes and the curve are high
 
 
-@reflowing
-def schedule_figure(schedule: Schedule, at: int) -> Figure:
+def schedule_figure(schedule: Schedule, at: int) -> CourseFigure:
     """The chain at tick `at` (from 1), and memory up to then."""
     title = schedule_title(schedule, at)
-    canvas = Canvas()
-    top = canvas.title(title)
-    fills = {"value kept": KEPT, "checkpoint": CHECKPOINT, "backward done": DONE}
-    looks: dict[str, dict[str, Any]] = {words: {"fill": fill} for words, fill in fills.items()}
-    looks["running"] = {"fill": "#FFFFFF", "stroke": RUNNING, "stroke_width": 3}
-
-    def swatch(x: float, y: float, size: float, words: str) -> None:
-        canvas.rect(x, y, size, size, **looks[words])
-
-    top = legend(canvas, zip(looks, looks, strict=True), top + 4, swatch)
-    bottom = _curve(canvas, schedule, at, _chain(canvas, schedule, at, top + 24) + 34)
+    rows = ceil(schedule.nodes / MOST_IN_ROW)
+    top = 46 + PAIR * rows
+    with look():
+        figure = sheet(title, top + CURVE + 22)
+        _chain(figure.place(MARGIN, 22, ROOM, PAIR * rows), schedule, at, rows)
+        _curve(figure.place(MARGIN + 24, top, ROOM - 24, CURVE), schedule, at)
     tick = schedule.ticks[at - 1]
     checkpoints, kept = (", ".join(map(str, nodes)) or "none" for nodes in (tick.checkpoints, tick.kept))
     now = (
         f"Tick {at} of {len(schedule.ticks)}: {tick.words}. Values kept: {kept}. Checkpoints: {checkpoints}."
     )
-    alt = f"{stop(title)} A chain of {schedule.nodes} nodes, forward above, backward below. {now}"
-    return Figure(canvas.svg(bottom + 14, title, alt), alt)
+    figure.alt = f"{stop(title)} A chain of {schedule.nodes} nodes, forward above, backward below. {now}"
+    return figure
 
 
 def schedule_title(schedule: Schedule, at: int) -> str:
+    """The cost of the chain; up to the last tick on one line, or the picture would jump while it plays."""
     done = schedule.ticks[:at]
     runs = sum(tick.kind == "f" for tick in done)
     most = max(tick.memory for tick in done)
@@ -52,58 +47,51 @@ def schedule_title(schedule: Schedule, at: int) -> str:
     if at == len(schedule.ticks):
         return f"{name}: {schedule.nodes} nodes keep at most {most} values and take {runs} runs of f"
     now = several(done[-1].memory, "value")
-    return f"{name}: {now} kept now, {most} at most so far, {several(runs, 'run')} of f so far"
+    return f"{name}: {now} kept now, {most} at most, {several(runs, 'run')} of f so far"
 
 
-def _chain(canvas: Canvas, schedule: Schedule, at: int, y: float) -> float:
-    """Two rows of nodes: f above, a checkpoint as a bar at its left, and b below. Returns the y below them.
-
-    A chain too long for the picture goes on below, in as many such pairs of rows as it needs.
-    """
+def _chain(ax: Axes, schedule: Schedule, at: int, rows: int) -> None:
+    """Rows of nodes, each f above its b, with a checkpoint as a bar at the left of its f."""
     tick = schedule.ticks[at - 1]
     done = {other.node for other in schedule.ticks[:at] if other.kind == "b"} - {tick.node}
-    room = canvas.width - 2 * MARGIN
-    rows = ceil(schedule.nodes * LEAST_PITCH / room)
-    in_row = ceil(schedule.nodes / rows)
-    pitch = room / in_row
-    side = min(34.0, 0.66 * pitch)
-    for node in range(1, schedule.nodes + 1):
-        x = MARGIN + pitch * ((node - 1) % in_row + 0.5) - side / 2
-        row = (node - 1) // in_row
-        if node in tick.checkpoints:
-            canvas.rect(x - 7, y + PAIR * row - 3, 4, side + 6, CHECKPOINT)
-        for kind, top, color, filled in (("f", y, KEPT, tick.kept), ("b", y + 46, DONE, done)):
-            top += PAIR * row
-            fill = color if node in filled else "#FFFFFF"
-            name = f"{kind}{node}"
-            look: dict[str, Any] = {"rx": side / 2, "data_node": name, "stroke": RULE, "stroke_width": 1}
-            if (tick.kind, tick.node) == (kind, node):
-                look |= {"stroke": RUNNING, "stroke_width": 3.5}
-            canvas.rect(x, top, side, side, fill, **look)
-            canvas.text(x + side / 2, top + side / 2 + 4, name, 11, ink_on(fill), text_anchor="middle")
-    return y + PAIR * rows
+    row, column = np.divmod(np.arange(schedule.nodes), ceil(schedule.nodes / rows))
+    pitch = ROOM / (column.max() + 1)
+    side = min(34, 0.76 * pitch)
+    xs = pitch * (column + 0.5)
+    for kind, down, color, filled in (("f", 26, KEPT, tick.kept), ("b", 66, DONE, done)):
+        ys = PAIR * row + down
+        fills = [color if node + 1 in filled else "#FFFFFF" for node in range(schedule.nodes)]
+        ax.scatter(xs, ys, side**2, fills, edgecolors=RULE, linewidths=1)
+        for node, (x, y) in enumerate(zip(xs, ys, strict=True), 1):
+            ax.text(x, y, f"{kind}{node}", fontsize=10, ha="center", va="center_baseline")
+        if tick.kind == kind:
+            place = (xs[tick.node - 1], ys[tick.node - 1])
+            ax.scatter(*place, side**2, "none", edgecolors=RUNNING, linewidths=3.5)
+    marked = np.array(tick.checkpoints, dtype=int) - 1
+    bars = {"markersize": side + 6, "markeredgewidth": 4, "clip_on": False}
+    ax.plot(xs[marked] - side / 2 - 4, PAIR * row[marked] + 26, "|", color=CHECKPOINT, **bars)
+    ax.set(xlim=(0, ROOM), ylim=(PAIR * rows, 0), xticks=[], yticks=[])
+    bare(ax)
+    patches = [Patch(color=color) for color in (KEPT, CHECKPOINT, DONE)]
+    patches.append(Patch(facecolor="white", edgecolor=RUNNING, linewidth=2.5))
+    legend(ax, patches, ["value kept", "checkpoint", "backward done", "running"])
 
 
-def _curve(canvas: Canvas, schedule: Schedule, at: int, top: float) -> float:
-    """Memory at each tick so far, as bars with checkpoints below; returns the y below it."""
-    left = MARGIN + 34.0
-    bottom = top + CURVE
-    right = canvas.width - MARGIN
-    pitch = (right - left) / len(schedule.ticks)
-    one = CURVE / max(schedule.memory, 1)
-    canvas.text(MARGIN, top - 10, "values kept at each tick", 12, QUIET)
-    for tick in dict.fromkeys(round(value) for value in ticks(0, schedule.memory, 3)):
-        canvas.line(left, bottom - tick * one, right, bottom - tick * one, GRID)
-        canvas.text(left - 7, bottom - tick * one + 4, number(tick), 11, QUIET, text_anchor="end")
-    for index, tick in enumerate(schedule.ticks[:at]):
-        low = one * len(tick.checkpoints)
-        high = one * len(tick.kept)
-        x = left + pitch * index
-        width = max(0.6, pitch - (1 if pitch > 3 else 0))
-        canvas.rect(x, bottom - low, width, low, CHECKPOINT)
-        canvas.rect(x, bottom - low - high, width, high, KEPT)
-    canvas.line(left, bottom, right, bottom, RULE)
-    return bottom
+def _curve(ax: Axes, schedule: Schedule, at: int) -> None:
+    """Memory at each tick so far: checkpoints, and above them the values kept."""
+    checkpoints = [len(tick.checkpoints) for tick in schedule.ticks[:at]]
+    totals = [tick.memory for tick in schedule.ticks[:at]]
+    edges = np.arange(at + 1) + 0.5
+    ax.stairs(checkpoints, edges, fill=True, color=CHECKPOINT)
+    ax.stairs(totals, edges, baseline=checkpoints, fill=True, color=KEPT)
+    if len(schedule.ticks) < 150:
+        ax.vlines(edges[1:-1], 0, totals[1:], "white", linewidth=0.8)
+    value_axis(ax, "x", "tick")
+    value_axis(ax, "y", "", nbins=3)
+    ax.grid(visible=False, axis="x")
+    ax.set(xlim=(0.5, len(schedule.ticks) + 0.5), ylim=(0, schedule.memory))
+    bare(ax, "bottom")
+    ax.set_title("values kept at each tick", fontsize=11.5, fontweight="normal", color=QUIET)
 
 
 ARITHMETIC = "repeated arithmetic, in percent of the step's"
@@ -111,14 +99,15 @@ ARITHMETIC = "repeated arithmetic, in percent of the step's"
 
 def pareto(
     points: Mapping[str, tuple[float, int]], title: str, cost: str = ARITHMETIC, provenance: str = ""
-) -> Figure:
+) -> Drawn:
     """Up to five policies as circles: percent of `cost` added, bytes at the peak. A line joins the front."""
     front = pareto_front(points)
     circles = {
         f"{name}: {peak / GB:.1f} GB": ([round(x, 1)], [peak / GB]) for name, (x, peak) in points.items()
     }
     xs, peaks = zip(*sorted(points[name] for name in front), strict=True)
-    told = "; ".join(f"{name} {x:.2g} % and {peak / GB:.1f} GB" for name, (x, peak) in points.items())
+    costs = {name: number(float(f"{x:.2g}")) for name, (x, _) in points.items()}
+    told = "; ".join(f"{name} {costs[name]} % and {peak / GB:.1f} GB" for name, (_, peak) in points.items())
     alt = (
         f"{stop(title)} Circles show the cost ({cost}) and the peak: {told}. "
         f"On the front: {', '.join(front)}."

@@ -6,7 +6,7 @@ from typing import Any
 import ipywidgets
 
 from ...errors import check_known
-from ...figures.canvas import Figure
+from ...interactive.html_bars import Picture
 from ...interactive.widgets import LAYOUT, STYLE, SliderBox, dropdown
 from .figures import schedule_figure
 from .schedules import Schedule, keep_all, keep_every, keep_none, several
@@ -32,7 +32,7 @@ class SchedulePlayer(SliderBox):
         check_known("schedule", schedule, SCHEDULES)
         if not (2 <= nodes <= MOST and 1 <= k <= MOST):
             raise ValueError(f"nodes is {nodes} and k is {k}: choose at most {MOST}")
-        slider = partial(ipywidgets.IntSlider, style=STYLE, layout=LAYOUT)
+        slider = partial(ipywidgets.IntSlider, continuous_update=False, style=STYLE, layout=LAYOUT)
         sliders = {
             "n": slider(nodes, 2, MOST, description="nodes n"),
             "k": slider(k, 1, MOST, description="keep every k"),
@@ -61,7 +61,7 @@ class SchedulePlayer(SliderBox):
             self.play.max = most
         super().update(change)
 
-    def redraw(self) -> tuple[Figure, str]:
+    def redraw(self) -> tuple[Picture, str]:
         schedule = self.schedule
         at = self.controls["tick"].value
         done = schedule.ticks[:at]

@@ -3,12 +3,10 @@
 from typing import Any
 
 from ... import TrainingRun, format_bytes
-from ...figures import stack
-from ...figures.axes import segments_of
-from ...figures.canvas import Figure, number
-from ...figures.runs import told_name
+from ...interactive.html_bars import Picture, stacked_bars
 from ...interactive.widgets import RunSliders, code_html, verdict_html
 from ...model_files import model_config
+from ...palette import number, segments_of, told_name
 from .zero import formula
 
 
@@ -48,7 +46,7 @@ class ShardSliders(RunSliders):
             chosen["attention"] = "efficient"
         return self.first.replace(**chosen)
 
-    def redraw(self) -> tuple[Figure, str]:
+    def redraw(self) -> tuple[Picture, str]:
         """ZeRO's formula above, the whole step's estimated peak below, and the GPU's line through both."""
         run = self.run
         card = self.gpu
@@ -62,7 +60,7 @@ class ShardSliders(RunSliders):
         note = f"ZeRO's formula with K = 12 · peak estimated for {how}, in {peak.label}"
         line = told_name(card).removesuffix(" (dashed)")
         rows = {"formula": segments_of(states), "whole step": segments_of(peak)}
-        figure = stack(rows, title, capacity=card.room, capacity_label=line, provenance=note)
+        figure = stacked_bars(rows, title, limit=card.room, limit_name=line, note=note)
         tokens = f"{run.world_size * run.micro_batch * run.seq_len:,} tokens at a time"
         verdict = verdict_html(run, peak.total, card)
         return figure, f"{verdict} All ranks together process {tokens}.{code_html(run)}"

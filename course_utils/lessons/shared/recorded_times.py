@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 from ...errors import check_known
-from ...figures import bars, lines
-from ...figures.canvas import Figure
+from ...figures import CourseFigure, bars, lines
 from ...measuring.recorded import COMPARISONS, Recording, newest, spread
 
 TOPICS = (*COMPARISONS, "attention")
@@ -19,7 +18,7 @@ class RecordedTimes:
     `milliseconds` are the medians by variant, of the newest recording; none for attention.
     """
 
-    figures: Sequence[Figure]
+    figures: Sequence[CourseFigure]
     words: str
     command: str = ""
     milliseconds: Mapping[str, float] = field(default_factory=dict)
@@ -63,7 +62,7 @@ def _medians(item: Recording) -> dict[str, float]:
     return {one["label"]: one["step_ms"]["median"] for one in variants if "step_ms" in one}
 
 
-def _by_variant(item: Recording) -> tuple[Figure, str]:
+def _by_variant(item: Recording) -> tuple[CourseFigure, str]:
     """A step's milliseconds by variant; as text, quartiles, ratio to the first, and what was refused."""
     variants = item.parts["times"]["variants"]
     steps = {one["label"]: one["step_ms"] for one in variants if "step_ms" in one}  # not what was refused
@@ -81,7 +80,7 @@ def _by_variant(item: Recording) -> tuple[Figure, str]:
     return bars(medians, title, unit="ms", provenance=f"a step, median · {item.provenance}"), "\n".join(said)
 
 
-def _by_length(device: str, items: Sequence[Recording]) -> tuple[Figure, str]:
+def _by_length(device: str, items: Sequence[Recording]) -> tuple[CourseFigure, str]:
     """Milliseconds of attention's forward plus backward, by kernel over s; as text, eager over flash."""
     series: dict[str, dict[float, float]] = {}
     for item in items:

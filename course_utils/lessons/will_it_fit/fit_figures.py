@@ -1,23 +1,24 @@
 """Lesson 19: results of `fit` as a figure and a table, the catalog of cards, the grade of a prediction."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape
-from math import log
 from typing import NamedTuple
 
-from ...figures import signed
-from ...figures.axes import OVER, legend, stop
-from ...figures.canvas import MARGIN, QUIET, RULE, Canvas, Figure, ink_on, number, reflowing, text_width, wrap
+from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullLocator
+
+from ...figures.style import MARGIN, NUMBERED, SMALL, WIDTH, CourseFigure, bare, look, room, sheet, text_width
 from ...gpus import GPUS
 from ...interactive.guesses import Guess, mark_shown, stored_guesses
 from ...interactive.ledgers import show
-from ...planning.fit import Plan
+from ...palette import COLOURS, OVER, ink_on, signed, stop
+from ...planning.fit import Candidate, Plan
 from ...planning.twin import SAFETY
 from ...units import GB, Table, format_bytes, percent
 
-TOO_LARGE, FITS, PATH = "#BDBDBD", "#009E73", "#0072B2"
-LEGEND = {TOO_LARGE: "too large", FITS: "fits", PATH: "the path, in the order of the table"}
-HEIGHT = 300.0  # of the plot, in pixels
+TOO_LARGE, FITS, PATH = "#BDBDBD", COLOURS["activations"], COLOURS["parameters"]
+LEGEND = ("too large", "fits", "the path, in the order of the table")
+LEFT, TOP, HIGH = 64.0, 28.0, 270.0  # points, of the plot
 # The largest relative error of each grade, the grade, and words for it; 5 % is `SAFETY`.
 GRADES = (
     (0.01, "A", "You could quote this."),
@@ -27,93 +28,65 @@ GRADES = (
 )
 
 
-@reflowing
-def plan_figure(plan: Plan, title: str) -> Figure:
+def plan_figure(plan: Plan, title: str) -> CourseFigure:
     """All configurations that `fit` estimated: seconds lost against peak bytes, the card's line, the path."""
-    canvas = Canvas()
     limit = plan.card.room / SAFETY
-    everything = (*plan.tried, *plan.path)
-
-    def swatch(x: float, y: float, _: float, color: str) -> None:
-        _dot(canvas, x + 6, y + 6, 5, color)
-
-    top = 30 + legend(canvas, LEGEND.items(), canvas.title(title) + 4, swatch)
-    bottom = top + HEIGHT
-    left = 50.0 if canvas.narrow else 72.0
-    right = canvas.width - MARGIN - 16.0
-    x = _logarithmic([one.lost for one in everything], 1.1, left, right)
-    y = _logarithmic([limit, *(one.peak for one in everything)], 1.15, bottom, top)
-    _axes(canvas, x, y, (left, right, top, bottom))
-    # Those that fit come last, and so on top of those that do not.
-    for candidate in sorted(plan.tried, key=lambda one: one.fits(plan.card)):
-        color = FITS if candidate.fits(plan.card) else TOO_LARGE
-        _dot(canvas, x(candidate.lost), y(candidate.peak), 3.5, color)
-    name = f"{plan.card.name} less {percent(SAFETY - 1)} in reserve: {format_bytes(round(limit), 'GB', 1)}"
-    canvas.line(left, y(limit), right, y(limit), OVER, stroke_width=1.8, data_limit=round(limit))
-    for index, line in enumerate(reversed(wrap(name.replace("%", " %"), 12, right - left, bold=True))):
-        canvas.halo_text(left + 4, y(limit) - 7 - 15 * index, line, 12, fill=OVER, font_weight="bold")
-    _path(canvas, [(x(step.lost), y(step.peak)) for step in plan.path])
+    fitting = [one for one in plan.tried if one.fits(plan.card)]
+    others = [one for one in plan.tried if not one.fits(plan.card)]
+    shown = format_bytes(round(limit), "GB", 1)
+    name = [plan.card.name, f"less {percent(SAFETY - 1)}", "in reserve:", shown]
+    right = MARGIN + 6 + max(text_width(line, 11.5, bold=True) for line in name)
     counts = f"{len(plan.tried)} estimated, {plan.covered:,} decided"
-    note = f"{counts}; times at data-sheet rates, without overlap"
+    with look():
+        figure = sheet(title, TOP + HIGH + 46, f"{counts}; times at data-sheet rates, without overlap")
+        ax = figure.place(LEFT, TOP, WIDTH - LEFT - right, HIGH)
+        ax.set(xscale="log", yscale="log", xlabel="seconds lost per step", ylabel="estimated peak in GB")
+        handles = []
+        # Those that fit come after those that do not, and so on top of them.
+        for color, candidates in {TOO_LARGE: others, FITS: fitting, PATH: plan.path}.items():
+            places = ([one.lost for one in candidates], [one.peak / GB for one in candidates])
+            handles += ax.plot(*places, "-" if color == PATH else "o", color=color, markersize=6, linewidth=2)
+        ax.axhline(limit / GB, color=OVER, linewidth=1.8)
+        ax.margins(0.06, 0.08)
+        place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "va": "center"}
+        ax.annotate("\n".join(name), (1, limit / GB), (6, 0), color=OVER, fontweight="bold", **place)
+        _ticks(ax)
+        _number(ax, plan.path)
+        corner = ((MARGIN - LEFT) / room(ax), 1 + 10 / HIGH)
+        ax.legend(handles, LEGEND, ncols=3, loc="lower left", bbox_to_anchor=corner)
     steps = "; ".join(
         f"{index} {step.what}: {format_bytes(step.peak, 'GB', 1)}, {step.lost:.2f} seconds lost"
         for index, step in enumerate(plan.path)
     )
-    fitting = f"{sum(one.fits(plan.card) for one in plan.tried)} of them fit {plan.card.name}"
-    alt = f"{stop(title)} {len(plan.tried)} dots, {fitting}. The path: {steps}."
-    return canvas.figure(bottom, title, alt, note)
+    dots = f"{len(plan.tried)} dots, {len(fitting)} of them fit {plan.card.name}"
+    figure.alt = f"{stop(title)} {dots}. The path: {steps}."
+    return figure
 
 
-Axis = Callable[[float], float]
-"""The pixel of a value."""
+def _ticks(ax: Axes) -> None:
+    """Numbers at 1, 2 and 5 of each power of ten, as the course writes them."""
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(NUMBERED)
+        axis.set_minor_locator(NullLocator())
+    ax.grid(axis="y")
+    bare(ax, "bottom")
 
 
-def _logarithmic(values: Sequence[float], room: float, start: float, end: float) -> Axis:
-    """An axis from `start` to `end` with all `values`, and a factor of `room` at both ends."""
-    low = log(min(values) / room)
-    high = log(max(values) * room)
-    return lambda value: start + (end - start) * (log(value) - low) / (high - low)
-
-
-def _axes(canvas: Canvas, x: Axis, y: Axis, box: tuple[float, float, float, float]) -> None:
-    """Grid, ticks and names of both axes; `box` is left, right, top and bottom."""
-    left, right, top, bottom = box
-    written = left  # up to here, ticks of the horizontal axis have their numbers
-    for tick in (digit * 10.0**power for power in range(-4, 4) for digit in (1, 2, 5)):
-        across = x(tick)
-        down = y(tick * GB)
-        if top - 1 <= down <= bottom + 1:
-            canvas.line(left, down, right, down)
-            canvas.text(left - 8, down + 4, number(tick), 12, QUIET, text_anchor="end")
-        if left - 1 <= across <= right + 1:
-            canvas.line(across, bottom, across, bottom + 5, RULE)
-            half = text_width(number(tick), 12) / 2
-            if across - half >= written:
-                canvas.text(across, bottom + 20, number(tick), 12, QUIET, text_anchor="middle")
-                written = across + half + 4
-    canvas.line(left, bottom, right, bottom, RULE)
-    canvas.text(MARGIN, top - 14, "estimated peak in GB", 12, QUIET)
-    canvas.text((left + right) / 2, bottom + 42, "seconds lost per step", 12, QUIET, text_anchor="middle")
-
-
-def _dot(canvas: Canvas, x: float, y: float, radius: float, color: str) -> None:
-    canvas.rect(x - radius, y - radius, 2 * radius, 2 * radius, color, rx=radius)
-
-
-def _path(canvas: Canvas, places: Sequence[tuple[float, float]]) -> None:
-    """A line through the places, and their numbers; places that are close share a mark."""
-    line = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
-    canvas.path(line, fill="none", stroke=PATH, stroke_width=2.2)
-    numbers: dict[tuple[int, int], list[str]] = {}
-    for index, (x, y) in enumerate(places):
-        near = (mark for mark in numbers if abs(mark[0] - x) < 17 and abs(mark[1] - y) < 17)
-        mark = next(near, (round(x), round(y)))
-        numbers.setdefault(mark, []).append(str(index))
-    for (x, y), names in numbers.items():
-        words = ", ".join(names)
-        half = max(9.0, text_width(words, 11) / 2 + 5)
-        canvas.rect(x - half, y - 9, 2 * half, 18, PATH, rx=9, stroke="#FFFFFF", stroke_width=1.5)
-        canvas.text(x, y + 4, words, 11, ink_on(PATH), text_anchor="middle", font_weight="bold")
+def _number(ax: Axes, path: Sequence[Candidate]) -> None:
+    """The numbers of the path's steps; those at places that are close share a mark."""
+    ax.autoscale_view()
+    points = ax.transData.transform([(step.lost, step.peak / GB) for step in path])
+    marks: dict[int, list[str]] = {}  # by the first step of each
+    for index, point in enumerate(points):
+        near = (first for first in marks if abs(points[first] - point).max() < 15)
+        marks.setdefault(next(near, index), []).append(str(index))
+    for first, numbers in marks.items():
+        shape = "circle,pad=0.25" if len(numbers) == 1 else "round,pad=0.3,rounding_size=0.8"
+        ring = {"boxstyle": shape, "facecolor": PATH, "edgecolor": "white"}
+        style = {"color": ink_on(PATH), "fontweight": "bold", "fontsize": SMALL, "bbox": ring}
+        place = (path[first].lost, path[first].peak / GB)
+        ax.text(*place, ", ".join(numbers), ha="center", va="center", **style)
 
 
 def path_table(plan: Plan) -> Table:

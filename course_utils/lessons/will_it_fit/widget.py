@@ -3,7 +3,7 @@
 from html import escape
 
 from ...figures import timeline
-from ...figures.canvas import Figure
+from ...interactive.html_bars import Picture
 from ...interactive.widgets import SliderBox, dropdown
 from .detective import CAUSES, ORDER, WORDS, Case, case
 
@@ -22,7 +22,7 @@ class Detective(SliderBox):
         cause.layout.width = "640px"
         super().__init__({"case": dropdown("case", numbers, 1), "cause": cause})
 
-    def redraw(self) -> tuple[Figure, str]:
+    def redraw(self) -> tuple[Picture, str]:
         """The timeline of the case up to its failure, and the evidence for and against the chosen cause."""
         number = self.controls["case"].value
         if number != self.shown:  # a new case begins without a diagnosis
