@@ -192,7 +192,7 @@ def test_impossible_choices_are_explained_and_the_last_picture_stays(fresh: Page
     refused = json.loads(dashboard_page.draw(json.dumps(chosen(fresh))))["refused"]
     assert verdict(fresh).removeprefix("Not possible: ") == f"{refused}."
     assert "stale" in (fresh.locator("#stack").get_attribute("class") or "")
-    assert fresh.locator("#stack svg:visible").count() == 1 and fresh.locator("#copy").is_disabled()
+    assert fresh.locator("#stack [role=img]:visible").count() == 1 and fresh.locator("#copy").is_disabled()
     fresh.get_by_text("First choose what is possible.").wait_for()
     fresh.locator("#choice-world_size").press("ArrowRight")
     assert not verdict(fresh).startswith("Not possible") and fresh.locator(".stale").count() == 0

@@ -106,9 +106,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory, build: ModuleType) -> Path:
         shutil.copy2(DOCS / name, stage / "docs" / name)
     (stage / "notebooks").mkdir()
     nbformat.write(hand_made(), stage / "notebooks" / "99_page.ipynb")
-    lesson = lightened(ROOT / "notebooks" / "06_recomputation.ipynb", build)
-    nbformat.write(lesson, stage / "notebooks" / "06_recomputation.ipynb")
-    tree = "```{toctree}\n../notebooks/06_recomputation\n../notebooks/99_page\n```\n"
+    lesson = lightened(ROOT / "notebooks" / "08_gradient_accumulation.ipynb", build)
+    nbformat.write(lesson, stage / "notebooks" / "08_gradient_accumulation.ipynb")
+    tree = "```{toctree}\n../notebooks/08_gradient_accumulation\n../notebooks/99_page\n```\n"
     (stage / "docs" / "index.md").write_text(f"# Home\n\n<!-- the explorer -->\n\n{tree}", encoding="utf-8")
     command = [sys.executable, "-m", "sphinx", "-q", "-b", "html", "-c", str(stage / "docs")]
     command += [str(stage), str(out)]
@@ -197,16 +197,16 @@ def test_without_a_script_an_answer_waits_for_a_click(browser: Browser, address:
 
 
 def test_a_quiz_counts_with_the_keyboard_alone(tab: Page, address: str) -> None:
-    tab.goto(f"{address}notebooks/06_recomputation.html")
+    tab.goto(f"{address}notebooks/08_gradient_accumulation.html")
     score = tab.locator(".course-score")
-    assert score.inner_text() == "0 of 5 questions solved."
+    assert score.inner_text() == "0 of 4 questions solved."
     for index, choices in enumerate(_questions(tab)):
         wrong, right = (next(place for place, said in choices if said is true) for true in (False, True))
         for place in (wrong, right) if index == 0 else (right,):
             tab.locator(".course-quiz summary").nth(place).focus()
             tab.keyboard.press("Enter")
     tab.wait_for_function("document.querySelector('.course-score').textContent.startsWith('All')")
-    assert score.inner_text() == "All solved, 4 of 5 at the first try."
+    assert score.inner_text() == "All solved, 3 of 4 at the first try."
     clean(tab, ".course-quiz")
 
 
@@ -233,7 +233,7 @@ def test_a_lessons_slider_moves_its_picture_with_the_keyboard_alone(tab: Page, a
     tab.keyboard.press("Enter")
     live = tab.locator(".course-moves")
     live.get_by_role("status").get_by_text("micro_batch=4").wait_for()
-    batch = live.get_by_label("micro-batch", exact=True)
+    batch = live.get_by_label("micro-batch").first
     batch.focus()
     tab.keyboard.press("ArrowRight")
     live.get_by_role("status").get_by_text("micro_batch=8").wait_for()
@@ -363,12 +363,12 @@ def _drawn(chosen: dict[str, str]) -> str:
 
 
 def test_pages_have_cards_for_sharing(pages: Path) -> None:
-    text = (pages / "notebooks" / "06_recomputation.html").read_text(encoding="utf-8")
+    text = (pages / "notebooks" / "08_gradient_accumulation.html").read_text(encoding="utf-8")
     tags = dict(re.findall(r'<meta (?:property|name)="((?:og|twitter):[^"]+)" content="([^"]*)"', text))
-    assert tags["og:title"] == "06 · Recomputation"
+    assert tags["og:title"] == "08 · Gradient accumulation"
     assert tags["og:description"].endswith("?")
-    assert tags["og:image"] == f"{ADDRESS}/_static/cards/06.png"
+    assert tags["og:image"] == f"{ADDRESS}/_static/cards/08.png"
     assert tags["twitter:card"] == "summary_large_image"
-    card = (pages / "_static" / "cards" / "06.png").read_bytes()
+    card = (pages / "_static" / "cards" / "08.png").read_bytes()
     assert (int.from_bytes(card[16:20]), int.from_bytes(card[20:24])) == (1200, 630)
     assert len(card) < 100_000
