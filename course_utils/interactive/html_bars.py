@@ -101,7 +101,7 @@ def _segment(part: Segment, largest: int, unit: str, digits: int, slim: bool) ->
     share = 100 * part.size / largest
     shown = "" if slim or share < 6 else amount(part.size, unit, digits)
     look = f"width:{share:.3f}%;background:{COLOURS[part.kind]};color:{ink_on(COLOURS[part.kind])}"
-    look += ";box-shadow:inset -1px 0 #fff;overflow:hidden;text-align:center;line-height:36px"
+    look += ";box-shadow:inset -1px 0 #fff;overflow:hidden;text-align:center;font-size:12px;line-height:36px"
     tip = f"{part.name}: {amount_with_unit(part.size, unit, max(2, digits))}"
     return f"<div title='{escape(tip)}' data-bytes='{part.size}' style='{look}'>{shown}</div>"
 
@@ -116,7 +116,7 @@ def _wide(label: str, bar: str, total: str, judged: str) -> str:
 def _slim(label: str, bar: str, total: str, judged: str) -> str:
     ink = OVER if judged.endswith("too much") else INK
     name = f"<span style='flex:0 0 32%'>{escape(label)}</span>"
-    end = f"<span style='flex:0 0 5em;text-align:right;color:{ink}'>{total}</span>"
+    end = f"<span style='flex:0 0 5.5em;white-space:nowrap;text-align:right;color:{ink}'>{total}</span>"
     return f"<div style='display:flex;gap:8px;margin-top:3px'>{name}{bar}{end}</div>"
 
 
