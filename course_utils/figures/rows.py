@@ -164,7 +164,7 @@ def _bar(drawn: Axes, parts: Sequence[Segment], y: float, one: int, labels: Sequ
     left = 0.0
     for part, label in zip(parts, labels, strict=True):
         fill = COLOURS[part.kind]
-        look = {"edgecolor": "white", **LIGHT.get(part.kind, {})}
+        look: dict[str, Any] = {"edgecolor": "white", **LIGHT.get(part.kind, {})}
         made = drawn.barh(y, part.size / one, BAR, left, color=fill, label=part.name, **look)
         style = {"color": ink_on(fill), "bbox": {"facecolor": fill, "edgecolor": "none", "pad": 1}}
         drawn.bar_label(made, [label], label_type="center", fontsize=10.5, **style)

@@ -21,7 +21,8 @@ from IPython.display import HTML
 
 HTML("""Large type, for this page alone: clear this output to make it small again.<style>
 .jp-Notebook { --jp-code-font-size: 18px; --jp-content-font-size1: 21px; }
-.course-figure { max-width: 1150px !important; max-height: 54vh; object-fit: contain; object-position: left; }
+.course-figure { max-width: 1150px !important; max-height: 54vh; }
+.course-figure { object-fit: contain; object-position: left; }
 .jp-Notebook h2 { margin: 0 !important; }
 </style>""")
 
