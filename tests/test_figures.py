@@ -186,6 +186,9 @@ def test_lines_have_their_points_their_colors_and_their_scales():
     assert ax.get_ylim()[0] == 0 < 32 < ax.get_ylim()[1] and len(ax.collections) == 1
     assert {"32 GB card", "eager", "flash", "sequences", "GB"} <= set(words_in(figure))
     assert ax.xaxis.get_major_formatter()(1e-5) == "10⁻⁵"
+    backward = plots.lines({"falling": ([4, 1], [9.0, 1.0])}, "From right to left", "x", "y")
+    name = next(text for text in backward.axes[0].texts if text.get_text() == "falling")
+    assert name.get_position()[1] > 0.9, "a name is where its line ends at the right, which is high here"
     with pytest.raises(ValueError, match="not above zero"):
         plots.lines({"none": ([0, 1], [1, 2])}, "No logarithm", "x", "y", log_x=True)
 

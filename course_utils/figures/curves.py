@@ -122,8 +122,9 @@ def _scales(drawn: Axes, series: Series, ys: Sequence[float], log_x: bool, log_y
             base = 2 if ends[1] / ends[0] <= 2**10 else 10
             getattr(drawn, f"set_{axis}scale")("log", base=base)
             along = drawn.xaxis if axis == "x" else drawn.yaxis
-            most = 9 if axis == "y" else int(room(drawn) / (text_width(number(points[-1]), 11.5) + 10))
-            along.set_major_locator(LogLocator(base=base, numticks=min(9, most)))
+            widest = text_width(number(float(f"{points[-1]:.1g}")), 11.5) + 10
+            most = 9 if axis == "y" else min(9, int(room(drawn) / widest))
+            along.set_major_locator(LogLocator(base=base, numticks=most))
             along.set_minor_locator(NullLocator())
     if log_y:
         drawn.set_ylim(low, high if high > low else low * 10)
@@ -165,7 +166,8 @@ def _name_ends(drawn: Axes, series: Series, names: Mapping[str, Sequence[str]]) 
     shares = drawn.transAxes.inverted()
     ends = {}
     for index, (name, (xs, ys)) in enumerate(series.items()):
-        x, y = shares.transform(drawn.transData.transform((xs[-1], ys[-1])))
+        rightmost = max(zip(xs, ys, strict=True), key=lambda point: point[0])
+        x, y = shares.transform(drawn.transData.transform(rightmost))
         style = {"color": LINE_COLOURS[index], "fontweight": "bold", "fontsize": NAME, "va": "center"}
         if len(xs) == 1 and x < 0.97:
             place = {"xycoords": "axes fraction", "textcoords": "offset points"}
