@@ -92,6 +92,9 @@ NUMBERS = re.compile(r' (?:d|x|y|width|height|transform)="[^"]*"')
 PLAIN = " !$'()*+,-./:;=?@[]^_`{|}~"
 """What stays as it is in the address of an image."""
 
+BREAK = re.compile(r"(?<!\d)\s+|\s+(?!%|[KMGT]?i?B\b|ms\b)")
+"""Where a line may end."""
+
 _turn = RLock()
 
 
@@ -256,9 +259,12 @@ def text_width(text: str, size: float, bold: bool = False) -> float:
 
 
 def wrap(text: str, size: float, width: float, bold: bool = False) -> list[str]:
-    """`text` broken into lines of at most `width` points; a longer single word keeps a line of its own."""
+    """`text` broken into lines of at most `width` points; a longer single word keeps a line of its own.
+
+    A number stays with its unit.
+    """
     lines: list[str] = []
-    for word in text.split():
+    for word in filter(None, BREAK.split(text)):
         longer = f"{lines[-1]} {word}" if lines else word
         if lines and text_width(longer, size, bold) <= width:
             lines[-1] = longer
