@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from engine import GPT, shallow, simulate
 from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
 from matplotlib.text import Text
 
@@ -50,6 +51,9 @@ def replayed() -> Replay:
 
 
 def test_the_title_states_the_conclusion_and_the_description_why_it_failed():
+    own = Figure().add_subplot()
+    assert memory_map(replay(HOLES, 80 * MiB), ax=own) is own
+    assert own.get_title(loc="left").startswith("83.9 MB reserved") and own.patches
     figure = memory_map(replay(HOLES, 80 * MiB))
     assert figure.alt.startswith(
         "83.9 MB reserved, 50.3 MB of it in use; 33.6 MB (40.0 %) is stuck between tensors, "

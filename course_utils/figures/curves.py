@@ -88,7 +88,7 @@ def lines(
         _name_ends(drawn, series, names)
         told = "; ".join(_told(name, *line) for name, line in series.items())
         alt = alt or f"{stop(title)} Lines of {ylabel} against {xlabel}: {told}."
-        return finished(drawn, ax, title, alt, provenance, _table(series, xlabel))
+        return finished(drawn, ax, title, alt, provenance, _table(series, xlabel), above=26)
 
 
 def _check_series(series: Series, log_x: bool, log_y: bool) -> None:

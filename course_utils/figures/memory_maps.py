@@ -13,7 +13,7 @@ from ..allocator.replay import MemoryBlock, MemorySegment, Replay, check_replay
 from ..breakdown import KINDS
 from ..palette import COLOURS, INK, OVER, RULE, amount_with_unit, digits_for, ink_on, stop, words
 from ..units import GB, format_bytes, percent
-from .style import MARGIN, WIDTH, CourseFigure, look, paper, sheet, text_width, wrap
+from .style import MARGIN, WIDTH, Drawn, finished, look, paper, sheet, text_width, wrap
 
 ROWS = 14  # of a map, unless its segments are few and alike: then each has a row of its own
 ROW, STEP = 20.0, 24.0  # points of a row, and from one to the next
@@ -43,13 +43,16 @@ FREE: dict[str, dict[str, Any]] = {
 Span = tuple[int, str]  # the bytes of a stretch of memory that looks alike, and its look
 
 
-def memory_map(replayed: Replay, event: int | None = None, title: str | None = None) -> CourseFigure:
+def memory_map(
+    replayed: Replay, event: int | None = None, title: str | None = None, *, ax: Axes | None = None
+) -> Drawn:
     """The memory at `event` by address, from left to right.
 
     Without an event it is the peak, or where memory ran out. Rows follow each other like lines of text.
     Colors are the kinds of memory; hatched is free: red where a tensor in the same segment keeps it from
-    being given back, grey where nothing does. Raises ValueError for an event that the replay has not reached,
-    and where nothing is reserved, TypeError for what is no replay.
+    being given back, grey where nothing does. Returns the figure, or `ax` if it is given. Raises ValueError
+    for an event that the replay has not reached, and where nothing is reserved, TypeError for what is no
+    replay.
     """
     check_replay(replayed)
     event = telling_event(replayed) if event is None else event
@@ -72,15 +75,16 @@ def memory_map(replayed: Replay, event: int | None = None, title: str | None = N
     above = 10 + max(sum(18 + 13 * name.count("\n") for name in column) for column in columns)
     high = STEP * ceil(total / row_bytes)
     with look():
-        figure = sheet(title, above + high, note)
-        ax = figure.place(MARGIN, above, WIDE, high)
-        ax.set(xlim=(0, WIDE), ylim=(high, 0))
-        ax.axis("off")
-        _draw(ax, spans, sizes, row_bytes / WIDE, unit)
+        drawn = ax or sheet(title, above + high, note).place(MARGIN, above, WIDE, high)
+        drawn.set(xlim=(0, WIDE), ylim=(high, 0))
+        drawn.axis("off")
+        _draw(drawn, spans, sizes, row_bytes / WIDE, unit)
         patches = [Patch(facecolor=FILLS[name], **FREE.get(name, {})) for name in told]
-        ax.legend(patches, names, ncols=3, fontsize=KEY, loc="lower left", bbox_to_anchor=(0, 1 + 8 / high))
-    figure.alt = _alt(replayed, event, title, len(segments), told.values())
-    return figure
+        drawn.legend(
+            patches, names, ncols=3, fontsize=KEY, loc="lower left", bbox_to_anchor=(0, 1 + 8 / high)
+        )
+        alt = _alt(replayed, event, title, len(segments), told.values())
+        return finished(drawn, ax, title, alt, note, above=above)
 
 
 def conclusion(replayed: Replay, event: int) -> str:

@@ -108,7 +108,7 @@ def stack(
         if names:
             legend(drawn, [*names.values()], [*names], above=26 if limit else 8)
         alt = alt or stack_alt(title, named, totals, limit, limit_name, unit, digits)
-        return finished(drawn, ax, title, alt, provenance, _stack_table(named, totals, unit, digits))
+        return finished(drawn, ax, title, alt, provenance, _stack_table(named, totals, unit, digits), above)
 
 
 def _labeled(rows: Any) -> dict[str, Row]:
@@ -173,14 +173,15 @@ def _bar(drawn: Axes, parts: Sequence[Segment], y: float, one: int, labels: Sequ
 
 def _words_above(drawn: Axes, lines: Sequence[str], ends: tuple[str, str], top: float) -> None:
     """A bar's label at the left above it, its total and its verdict at the right."""
-    across = drawn.get_yaxis_transform()  # x as a share of the width
-    look = {"transform": across, "va": "baseline", "bbox": paper()}
+    look: dict[str, Any] = {"textcoords": "offset points", "va": "baseline", "bbox": paper()}
+    look["xycoords"] = ("axes fraction", "data")
     for index, line in enumerate(reversed(lines)):
-        drawn.text(0, top - 5 - LINE * index, line, fontsize=12.5, **look)
-    ink = OVER if ends[1].endswith("too much") else UNDER
-    drawn.text(1, top - 5, ends[1], fontsize=11, color=ink, ha="right", **look)
-    before = (text_width(ends[1], 11) + 8) / room(drawn) if ends[1] else 0
-    drawn.text(1 - before, top - 5, ends[0], fontsize=12.5, fontweight="bold", ha="right", **look)
+        drawn.annotate(line, (0, top - 5), (0, LINE * index), fontsize=12.5, **look)
+    total, judged = ends
+    ink = OVER if judged.endswith("too much") else UNDER
+    drawn.annotate(judged, (1, top - 5), (0, 0), fontsize=11, color=ink, ha="right", **look)
+    before = text_width(judged, 11) + 8 if judged else 0
+    drawn.annotate(total, (1, top - 5), (-before, 0), fontsize=12.5, fontweight="bold", ha="right", **look)
 
 
 def _name_line(drawn: Axes, x: float, name: str, width: float) -> None:
@@ -295,7 +296,7 @@ def compare_bars(
         alt = _compared_alt(title, pairs, totals, word, unit, digits)
         table = [["", "estimated", word, "difference", "relative"]]
         table += [[name, *row] for name, row in numbers.items()]
-        return finished(drawn, ax, title, alt, str(measured.provenance), table)
+        return finished(drawn, ax, title, alt, str(measured.provenance), table, above)
 
 
 def _numbers(pair: tuple[int, int], unit: str, digits: int) -> list[str]:

@@ -163,13 +163,17 @@ def finished(
     alt: str,
     provenance: str = "",
     rows: Sequence[Sequence[str]] = (),
+    above: float = 4,
 ) -> Drawn:
-    """The figure with its words; or `ax`, titled, if the learner gave one to draw on."""
+    """The figure with its words; or `ax`, titled, if the learner gave one to draw on.
+
+    `above` are the points over the Axes that are taken already, such as by a legend.
+    """
     if ax is None:
         figure: Any = drawn.figure
         figure.alt, figure.rows = alt, rows
         return figure
-    ax.set_title("\n".join(wrap(title, TITLE, room(ax), bold=True)))
+    ax.set_title("\n".join(balanced(title, room(ax))), pad=above + 4)
     if provenance:
         where = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "right", "va": "top"}
         ax.annotate(provenance, (1, 0), (0, -42), fontsize=SMALL, color=QUIET, **where)
@@ -289,6 +293,7 @@ def value_axis(ax: Axes, axis: Literal["x", "y"], label: str, nbins: int = 6) ->
     along.set_tick_params(length=0, pad=6)
     along.set_label_text(label)
     ax.grid(axis=axis)
+    ax.set_axisbelow(True)
 
 
 NUMBERED = FuncFormatter(lambda value, _: number(float(f"{value:.10g}")))

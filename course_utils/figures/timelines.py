@@ -135,7 +135,7 @@ def timeline(
             _pin(drawn, letter, float(np.interp(count, counts, xs)), totals[count] / UNITS[unit])
         alt = _timeline_alt(measurement, title, curves, totals, first, last, said, peak, unit)
         table = _table(measurement, curves, totals, first, last, unit)
-        return finished(drawn, ax, title, alt, str(measurement.provenance), table)
+        return finished(drawn, ax, title, alt, str(measurement.provenance), table, above)
 
 
 def _shown_curves(measurement: Measurement, first: int, last: int) -> dict[str, list[int]]:
