@@ -199,7 +199,7 @@ def stack_alt(
     unit: str,
     digits: int,
 ) -> str:
-    """A stack in words: each bar's total, its largest part, and whether it is within the limit."""
+    """The description of a stack: each bar's total, its largest part, and whether it is within the limit."""
     told = []
     for label, parts in named.items():
         said = f"{label}: " if label else ""

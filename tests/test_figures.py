@@ -1,4 +1,4 @@
-"""Figures: what is drawn is what was given, it can be seen by everyone, and it is told in words."""
+"""Figures: what is drawn is what was given, everyone can see it, and its alt text says it."""
 
 import re
 import xml.etree.ElementTree as ElementTree

@@ -153,15 +153,15 @@ def _one_step(ax: Axes, step: Mapping[str, Any], top: int) -> int:
     parts = zip(("forward", "backward"), (forward, backward), strict=True)
     names = [name if wide > 0.15 * ax.get_xlim()[1] else "" for name, wide in parts]  # as there is room
     ax.bar_label(boxes, names, label_type="center")
-    beside = {"textcoords": "offset points", "va": "center", "bbox": paper(0.5)}
+    right_of = {"textcoords": "offset points", "va": "center", "bbox": paper(0.5)}
     small = {"fontsize": SMALL, "color": QUIET, "ha": "right"}
     for row, (ready, done) in enumerate(spans):
         y = top + 33 + 15 * row
         ax.barh(y, done - ready, 11, ready, color=SENT, edgecolor=SENT)
-        ax.annotate(f"bucket {row + 1}", (ready, y), (-5, 0), **small, **beside)
+        ax.annotate(f"bucket {row + 1}", (ready, y), (-5, 0), **small, **right_of)
     bottom = top + 28 + 15 * len(spans)
     ax.vlines(end, top - 2, bottom, INK, (0, (2, 2)), clip_on=False)
-    ax.annotate(f"{end:.0f} ms", (end, top + 12), (6, 0), fontweight="bold", **beside)
+    ax.annotate(f"{end:.0f} ms", (end, top + 12), (6, 0), fontweight="bold", **right_of)
     return bottom + 16
 
 
