@@ -7,21 +7,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
-from ..palette import OVER, number, stop
-from .style import (
-    MARGIN,
-    NUMBERED,
-    WIDTH,
-    Drawn,
-    finished,
-    look,
-    paper,
-    room,
-    sheet,
-    text_width,
-    value_axis,
-    wrap,
-)
+from ..palette import OVER, QUIET, number, stop
+from . import style
+from .style import MARGIN, NUMBERED, WIDTH, Drawn, room, text_width
 
 LINE_COLOURS = ("#0072B2", "#B34700", "#00704F", "#9B3C78", "#111111", "#7A5C00")
 DASHES = ("-", (0, (3.2, 1.8)), (0, (1, 1.4)), (0, (4, 1.4, 1, 1.4)), (0, (5.5, 1.8)), (0, (2, 1, 0.5, 1)))
@@ -58,17 +46,19 @@ def lines(
     show.
     """
     _check_series(series, log_x, log_y)
-    names = {name: wrap(name, NAME, 130, bold=True) for name in series}
+    names = {name: style.wrap(name, NAME, 130, bold=True) for name in series}
     right = MARGIN + 12 + max(text_width(line, NAME, bold=True) for one in names.values() for line in one)
     ys = [y for _, ys in series.values() for y in ys]
     ys += [y for lower, upper in bands.values() for y in (*lower, *upper)]
     ys += [level[1]] if level else []
     left = MARGIN + 12 + text_width(number(float(f"{max(ys):.1g}")), 11.5)
-    with look():
-        drawn = ax or sheet(title, 30 + HIGH + 41, provenance).place(left, 30, WIDTH - left - right, HIGH)
+    with style.look():
+        drawn = ax or style.sheet(title, 30 + HIGH + 41, provenance).place(
+            left, 30, WIDTH - left - right, HIGH
+        )
         _scales(drawn, series, ys, log_x, log_y)
         drawn.set_xlabel(xlabel)
-        drawn.annotate(ylabel, (0, 1), (0, 10), "axes fraction", "offset points", color="#555555")
+        drawn.annotate(ylabel, (0, 1), (0, 10), "axes fraction", "offset points", color=QUIET)
         clip = ax is not None  # a learner may zoom in
         for index, (name, (xs, values)) in enumerate(series.items()):
             color = LINE_COLOURS[index]
@@ -79,16 +69,16 @@ def lines(
                     xs, values, "o", ms=9, mfc="white", mec=color, mew=2, clip_on=clip, label=name, zorder=4
                 )
                 continue
-            style: dict[str, Any] = {"color": color, "linestyle": DASHES[index]}
+            look: dict[str, Any] = {"color": color, "linestyle": DASHES[index]}
             if markers and len(xs) <= 40:
-                style |= {"marker": "o", "ms": 6.5, "mec": "white", "mew": 1}
-            drawn.plot(xs, values, label=name, linewidth=2.2, clip_on=clip, zorder=3, **style)
+                look |= {"marker": "o", "ms": 6.5, "mec": "white", "mew": 1}
+            drawn.plot(xs, values, label=name, linewidth=2.2, clip_on=clip, zorder=3, **look)
         if level:
             _level(drawn, series, *level)
         _name_ends(drawn, series, names)
         told = "; ".join(_told(name, *line) for name, line in series.items())
         alt = alt or f"{stop(title)} Lines of {ylabel} against {xlabel}: {told}."
-        return finished(drawn, ax, title, alt, provenance, _table(series, xlabel), above=26)
+        return style.finished(drawn, ax, title, alt, provenance, _table(series, xlabel), above=26)
 
 
 def _check_series(series: Series, log_x: bool, log_y: bool) -> None:
@@ -110,7 +100,7 @@ def _check_series(series: Series, log_x: bool, log_y: bool) -> None:
 def _scales(drawn: Axes, series: Series, ys: Sequence[float], log_x: bool, log_y: bool) -> None:
     """Axes from zero, or logarithmic ones; x is numbered at the points if they are few enough."""
     points = sorted({x for xs, _ in series.values() for x in xs})
-    value_axis(drawn, "y", "", nbins=8)
+    style.value_axis(drawn, "y", "", nbins=8)
     low, high = min(ys), max(ys)
     if not log_y:
         low = min(0.0, low)
@@ -153,7 +143,7 @@ def _level(drawn: Axes, series: Series, name: str, value: float) -> None:
     )
     at_right = any(-4 < start - level < 24 for start in starts)
     place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
-    place |= {"ha": "right" if at_right else "left", "bbox": paper(), "zorder": 4}
+    place |= {"ha": "right" if at_right else "left", "bbox": style.paper(), "zorder": 4}
     offset = (-8 if at_right else 8, 6)
     drawn.annotate(name, (int(at_right), value), offset, color=OVER, fontweight="bold", **place)
 
@@ -168,12 +158,12 @@ def _name_ends(drawn: Axes, series: Series, names: Mapping[str, Sequence[str]]) 
     for index, (name, (xs, ys)) in enumerate(series.items()):
         rightmost = max(zip(xs, ys, strict=True), key=lambda point: point[0])
         x, y = shares.transform(drawn.transData.transform(rightmost))
-        style = {"color": LINE_COLOURS[index], "fontweight": "bold", "fontsize": NAME, "va": "center"}
+        look = {"color": LINE_COLOURS[index], "fontweight": "bold", "fontsize": NAME, "va": "center"}
         if len(xs) == 1 and x < 0.97:
             place = {"xycoords": "axes fraction", "textcoords": "offset points"}
-            drawn.annotate(name, (x, y), (9, 7), **place, **style)
+            drawn.annotate(name, (x, y), (9, 7), **place, **look)
         else:
-            ends[name] = (y, style)
+            ends[name] = (y, look)
     gaps = {name: (13 * len(names[name]) + 3) / HIGH for name in ends}
     for name, y in spread({name: y for name, (y, _) in ends.items()}, gaps).items():
         place = {"transform": drawn.transAxes, "linespacing": 1.1}

@@ -9,11 +9,13 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path
 
+from .. import palette
 from ..allocator.replay import MemoryBlock, MemorySegment, Replay, check_replay
 from ..breakdown import KINDS
-from ..palette import COLOURS, INK, OVER, RULE, amount_with_unit, digits_for, ink_on, stop, words
+from ..palette import COLOURS, INK, OVER, RULE, words
 from ..units import GB, format_bytes, percent
-from .style import MARGIN, WIDTH, Drawn, finished, look, paper, sheet, text_width, wrap
+from . import style
+from .style import MARGIN, WIDTH, Drawn
 
 ROWS = 14  # of a map, unless its segments are few and alike: then each has a row of its own
 ROW, STEP = 20.0, 24.0  # points of a row, and from one to the next
@@ -55,7 +57,8 @@ def memory_map(
     replay.
     """
     check_replay(replayed)
-    event = telling_event(replayed) if event is None else event
+    if event is None:
+        event = len(replayed) if replayed.failure is not None else replayed.peak_event
     segments = replayed.blocks_at(event)
     if not segments:
         raise ValueError(
@@ -70,12 +73,12 @@ def memory_map(
     alike = len(set(sizes)) == 1 and total <= ROWS * sizes[0]
     row_bytes = sizes[0] if alike else ceil(total / ROWS)
     note = " · ".join(filter(None, (f"each row is {format_bytes(row_bytes, unit, 2)}", replayed.provenance)))
-    names = ["\n".join(wrap(name, KEY, 145)) for name in told.values()]
+    names = ["\n".join(style.wrap(name, KEY, 145)) for name in told.values()]
     columns = np.array_split(names, 3)  # as matplotlib splits them
     above = 10 + max(sum(18 + 13 * name.count("\n") for name in column) for column in columns)
     high = STEP * ceil(total / row_bytes)
-    with look():
-        drawn = ax or sheet(title, above + high, note).place(MARGIN, above, WIDE, high)
+    with style.look():
+        drawn = ax or style.sheet(title, above + high, note).place(MARGIN, above, WIDE, high)
         drawn.set(xlim=(0, WIDE), ylim=(high, 0))
         drawn.axis("off")
         _draw(drawn, spans, sizes, row_bytes / WIDE, unit)
@@ -83,8 +86,12 @@ def memory_map(
         drawn.legend(
             patches, names, ncols=3, fontsize=KEY, loc="lower left", bbox_to_anchor=(0, 1 + 8 / high)
         )
-        alt = _alt(replayed, event, title, len(segments), told.values())
-        return finished(drawn, ax, title, alt, note, above=above)
+        when = ", ".join(filter(None, (f"after event {event:,}", replayed.moment(event))))
+        alt = f"{palette.stop(title)} A map of memory by address, {when}: {len(segments):,} segments,"
+        alt += f" {', '.join(told.values())}."
+        if event == len(replayed) and replayed.failure is not None:
+            alt += f" {replayed.message[0].upper()}{replayed.message[1:]}"
+        return style.finished(drawn, ax, title, alt, note, above=above)
 
 
 def conclusion(replayed: Replay, event: int) -> str:
@@ -93,18 +100,13 @@ def conclusion(replayed: Replay, event: int) -> str:
     reserved = replayed.reserved[at]
     stuck = replayed.stuck[at]
     unit = "GB" if reserved >= GB else "MB"
-    digits = digits_for(reserved, unit)
+    digits = palette.digits_for(reserved, unit)
     shown = [format_bytes(size, unit, digits) for size in (reserved, replayed.allocated[at], stuck)]
     text = f"{shown[0]} reserved, {shown[1]} of it in use"
     if not stuck:
         return f"{text}; all free memory could be returned to the driver"
     text += f"; {shown[2]} ({percent(stuck / reserved, 1)}) is stuck between tensors"
     return f"{text}, the largest free piece {format_bytes(replayed.largest_free[at], unit, max(digits, 2))}"
-
-
-def telling_event(replayed: Replay) -> int:
-    """The event at which memory ran out; without one that of the peak."""
-    return len(replayed) if replayed.failure is not None else replayed.peak_event
 
 
 def _spans(segments: Sequence[MemorySegment], capacity: int | None) -> list[Span]:
@@ -128,18 +130,11 @@ def _told(spans: Iterable[Span], unit: str) -> dict[str, str]:
     totals = dict.fromkeys(LOOKS, 0)
     for size, name in spans:
         totals[name] += size
-    return {name: f"{LOOKS[name]} {amount_with_unit(size, unit, 2)}" for name, size in totals.items() if size}
-
-
-def _alt(replayed: Replay, event: int, title: str, segments: int, told: Iterable[str]) -> str:
-    moment = replayed.moment(event)
-    where = f"A map of the GPU's memory by address after event {event:,}"
-    if moment:
-        where += f" ({moment})"
-    alt = f"{stop(title)} {where}: {segments:,} segments, {', '.join(told)}."
-    if event == len(replayed) and replayed.failure is not None:
-        alt += f" {replayed.message[0].upper()}{replayed.message[1:]}"
-    return alt
+    return {
+        name: f"{LOOKS[name]} {palette.amount_with_unit(size, unit, 2)}"
+        for name, size in totals.items()
+        if size
+    }
 
 
 def _draw(ax: Axes, spans: Sequence[Span], segments: Sequence[int], point: float, unit: str) -> None:
@@ -183,8 +178,8 @@ def _fill(ax: Axes, name: str, starts: np.ndarray, widths: np.ndarray) -> None:
     bottom = top + ROW
     corners = np.array([[left, top], [right, top], [right, bottom], [left, bottom]])
     boxes = Path.make_compound_path_from_polys(corners.transpose(2, 0, 1))
-    style = {"linewidth": 0.6, **FREE[name]} if name in FREE else {"linewidth": 0}
-    ax.add_patch(PathPatch(boxes, facecolor=FILLS[name], label=name, **style))
+    edge = {"linewidth": 0.6, **FREE[name]} if name in FREE else {"linewidth": 0}
+    ax.add_patch(PathPatch(boxes, facecolor=FILLS[name], label=name, **edge))
 
 
 def _name(ax: Axes, span: Span, start: int, width: int, unit: str) -> None:
@@ -200,7 +195,6 @@ def write_inside(
     ax: Axes, x: float, y: float, texts: Iterable[str], width: float, fill: str, hatched: bool = False
 ) -> None:
     """The first of `texts` with room in `width` points, centered; nothing if there is none."""
-    fitting = [text for text in texts if text_width(text, KEY) <= width - 4]
-    if fitting:
-        style = {"fontsize": KEY, "color": ink_on(fill), "bbox": paper(1) if hatched else None}
-        ax.text(x, y, fitting[0], ha="center", va="center", **style)
+    said = next((text for text in texts if style.text_width(text, KEY) <= width - 4), "")
+    ground = style.paper(1) if said and hatched else None
+    ax.text(x, y, said, ha="center", va="center", fontsize=KEY, color=palette.ink_on(fill), bbox=ground)
