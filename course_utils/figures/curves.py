@@ -1,9 +1,9 @@
 """Lines: how one quantity grows with another, each line named at its end."""
 
 from collections.abc import Collection, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
@@ -118,21 +118,14 @@ def _scales(drawn: Axes, series: Series, ys: Sequence[float], log_x: bool, log_y
             along.set_minor_locator(NullLocator())
     if log_y:
         drawn.set_ylim(low, high if high > low else low * 10)
-    if _roomy(drawn, points):
+    places = np.log(points) if log_x else np.array(points)
+    gaps = room(drawn) * np.diff(places) / max(np.ptp(places), 1e-9)
+    widest = max(text_width(number(x), 11.5) for x in points)
+    if len(points) <= 12 and (gaps > widest + 8).all():
         drawn.xaxis.set_major_locator(FixedLocator(points))
     drawn.xaxis.set_major_formatter(NUMBERED)
     drawn.yaxis.set_major_formatter(NUMBERED)
     drawn.spines["left"].set_visible(False)
-
-
-def _roomy(drawn: Axes, points: Sequence[float]) -> bool:
-    """True if the numbers of all points find room along the axis."""
-    ends = [drawn.transScale.transform((x, 1))[0] for x in (*drawn.get_xlim(), *points)]
-    start, end, *places = ends
-    scale = room(drawn) / (end - start)
-    widest = max(text_width(number(x), 11.5) for x in points)
-    gaps = (scale * (right - left) for left, right in pairwise(places))
-    return len(points) <= 12 and all(gap > widest + 8 for gap in gaps)
 
 
 def _level(drawn: Axes, series: Series, name: str, value: float) -> None:
