@@ -172,7 +172,7 @@ class Tracker(TorchDispatchMode):
         if special:
             for number in ON_THE_HOST.get(func, ()):
                 self._leave_out(out[number].untyped_storage())
-        results = (out,) if type(out) is FakeTensor else _tensors(out)
+        results = (out,) if type(out) is FakeTensor else tensors_in((out,))
         for tensor in results:
             newest = self._see(tensor, func) or newest
         if newest is not None:
@@ -563,14 +563,13 @@ def _parts(value: Any) -> Iterator[torch.Tensor]:
         yield value
 
 
-def _tensors(out: Any) -> Iterator[torch.Tensor]:
-    """The tensors of an operator's result; it may be a list of lists."""
-    values = out if isinstance(out, (tuple, list)) else (out,)
+def tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """The tensors among an operator's arguments or results, and in its lists of lists."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value
         elif isinstance(value, (tuple, list)):
-            yield from _tensors(value)
+            yield from tensors_in(value)
 
 
 def last_index(items: list[Any], wanted: Any) -> int:

@@ -29,7 +29,7 @@ from ..measuring.fake_mode import ASK_DEVICE, LIFT, READ_NUMBER
 from ..measuring.optimizers import named_states_of
 from ..measuring.patching import on_this_thread
 from ..measuring.phases import PLACEHOLDER, PhaseWatch, formatted
-from ..measuring.tracker import Tracker, has_made_of_others
+from ..measuring.tracker import Tracker, has_made_of_others, tensors_in
 
 # Steps of one optimizer after which another one, that was made and never stepped, is waited for no more
 PATIENCE = 16
@@ -202,6 +202,10 @@ class HostValues(TorchDispatchMode):
         super().__exit__(exc_type, exc_val, exc_tb)
         self._stack.close()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # as in fake_mode
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is ASK_DEVICE:
@@ -218,10 +222,14 @@ class HostValues(TorchDispatchMode):
                 return func(*args, **kwargs)
         if func is READ_NUMBER and isinstance(args[0], FakeTensor):
             return self._number(args[0])
-        if func is not LIFT:
+        # An operator takes tensors and lists of tensors: torch's own search through all kinds of containers
+        # would take as long as all the rest.
+        given = [*tensors_in(args), *tensors_in(kwargs.values())]
+        if func is not LIFT and not all(isinstance(one, FakeTensor) for one in given):
             args, kwargs = tree_map_only(torch.Tensor, self._let_in, (args, kwargs))
+            given = [*tensors_in(args), *tensors_in(kwargs.values())]
         out = func(*args, **kwargs)
-        self._follow_values(func, args, kwargs, out)
+        self._follow_values(func, args, kwargs, given, out)
         return out
 
     def _without_values(self, _: Any, __: str, weight: Any) -> None:
@@ -251,17 +259,17 @@ class HostValues(TorchDispatchMode):
         made.known = tensor
         return made
 
-    def _follow_values(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    def _follow_values(
+        self, func: Any, args: Any, kwargs: Any, given: Sequence[torch.Tensor], out: Any
+    ) -> None:
         """Bind what comes to the GPU as inputs, and compute small results of known values on the host."""
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, FakeTensor)]
+        made = [leaf for leaf in tensors_in((out,)) if isinstance(leaf, FakeTensor)]
         if not any(_on_gpu(one) for one in given):
             self._arrived([one for one in made if _on_gpu(one)])
         compared = made if self.GUESSES else []
         values = {id(leaf): known_values(leaf, compared) for leaf in given}
-        name = func.overloadpacket.__name__
-        open_ended = name in ANY_VALUE or torch.Tag.nondeterministic_seeded in func.tags
-        if open_ended or None in values.values() or any(one.numel() > SMALL for one in made):
+        unknown = any(value is None for value in values.values())
+        if unknown or _is_open_ended(func) or any(one.numel() > SMALL for one in made):
             if func._schema.is_mutable:
                 for one in made:
                     _forget(one)
@@ -277,8 +285,7 @@ class HostValues(TorchDispatchMode):
             for one in made:
                 _forget(one)
             return
-        reals = (leaf for leaf in tree_leaves(real) if isinstance(leaf, torch.Tensor))
-        for one, value in zip(made, reals, strict=False):
+        for one, value in zip(made, tensors_in((real,)), strict=False):
             one.known = value  # pyrefly: ignore [missing-attribute]
 
     def _number(self, tensor: FakeTensor) -> Any:
@@ -315,6 +322,12 @@ def _copied(tensor: FakeTensor, memo: dict[int, Any]) -> FakeTensor:
 def _address(tensor: FakeTensor) -> int:
     """An address that tells tensors apart; nothing is there."""
     return tensor.untyped_storage().data_ptr() + int(tensor.storage_offset()) * tensor.element_size()
+
+
+def _is_open_ended(func: Any) -> bool:
+    """True for an operator whose results may have any values: they are left open, or random."""
+    name = func.overloadpacket.__name__
+    return name in ANY_VALUE or torch.Tag.nondeterministic_seeded in func.tags
 
 
 def _on_gpu(tensor: torch.Tensor) -> bool:
