@@ -252,7 +252,7 @@ def test_bits_are_drawn_as_they_are_stored() -> None:
     wanted = "".join(f"{encode(form, 0.1):0{form.bits}b}" for form in FORMATS.values())
     drawn = [text.get_text() for text in figure.findobj(Text)]
     assert "".join(text for text in drawn if text in ("0", "1")) == wanted
-    cells = [len(row.get_facecolors()) for row in figure.axes[0].collections]
+    cells = [len(row) for row in figure.axes[0].containers]
     assert cells == [8 * form.bytes for form in FORMATS.values()]
     assert "fp32 holds 0.1000000015" in figure.alt  # not 0.1, which no row has
 

@@ -283,9 +283,11 @@ def test_shares_draw_every_part_and_say_it() -> None:
     figure = shares({name: parts_of(name) for name in shown}, "Words are a third of GPT-2")
     for row, name in enumerate(shown):
         assert drawn_in(figure, row, PRESETS[name].parameters) == parts_of(name)
+    figure.draw_without_rendering()
     texts = [text.get_text() for text in figure.findobj(Text)]
-    assert "31 %" in texts and "8.03 B" in texts and "0.04 %" not in texts
-    assert "embedding 31 %" in figure.alt and "8.03 B parameters" in figure.alt
+    assert "31 %" in texts and "llama3-8b: 8.03 B" in texts and "0.04 %" not in texts
+    embedding = [row[figure.rows[0].index("embedding")] for row in figure.rows]
+    assert embedding == ["embedding", "38,597,376", "525,336,576"] and "8.03 B" in figure.alt
 
 
 def test_the_builder_begins_with_a_preset_and_follows_its_controls_or_says_what_is_impossible() -> None:

@@ -8,31 +8,29 @@ import numpy as np
 from ...figures.style import MARGIN, WIDTH, CourseFigure, look, sheet, wrap
 from ...palette import stop
 from ..adam.figures import WALL, draw_walk
-from .micro_batches import START, LineFit, Point
+from .micro_batches import LineFit, Point
 
-GAP = 14.0  # points between two panels
 NOTE = "horizontal: θ₀, vertical: θ₁; lines of equal loss; the cross is the minimum"
 
 
 def theta_paths(fit: LineFit, paths: Mapping[str, Sequence[Point]], title: str) -> CourseFigure:
     """Paths of θ side by side over the same contour lines, each with its name."""
-    size = (WIDTH - 2 * MARGIN + GAP) / len(paths) - GAP
-    names = ["\n".join(wrap(name, 10.5, size, bold=True)) for name in paths]
-    above = 14 * max(name.count("\n") + 1 for name in names) + 8
+    pitch = (WIDTH - 2 * MARGIN + 14) / len(paths)
+    size = pitch - 14
     best = fit.best()
-    reach = 1.1 * max(math.dist(point, best) for path in (*paths.values(), [START]) for point in path)
+    reach = 1.1 * max(math.dist(point, best) for path in paths.values() for point in path)
     xlim, ylim = ((middle - reach, middle + reach) for middle in best)
     theta_0, theta_1 = np.meshgrid(np.linspace(*xlim, 61), np.linspace(*ylim, 61))
     lines = theta_0[..., None] + theta_1[..., None] * fit.x.numpy()
     loss = np.square(lines - fit.y.numpy()).mean(axis=-1)
     with look():
-        figure = sheet(title, above + size, NOTE)
-        for index, (name, path) in enumerate(zip(names, paths.values(), strict=True)):
-            ax = figure.place(MARGIN + index * (size + GAP), above, size, size)
+        figure = sheet(title, 36 + size, NOTE)
+        for index, (name, path) in enumerate(paths.items()):
+            ax = figure.place(MARGIN + index * pitch, 36, size, size)
             ax.set(xlim=xlim, ylim=ylim)
-            ax.set_title(name, fontsize=10.5)
+            ax.set_title("\n".join(wrap(name, 10.5, size, bold=True)), fontsize=10.5)
             ax.contour(theta_0, theta_1, loss, colors=WALL, linewidths=1)
             draw_walk(ax, path, best)
-        told = "; ".join(f"{name}: {len(path) - 1} steps" for name, path in paths.items())
-        figure.alt = f"{stop(title)} Paths of two parameters over the contour lines of their loss. {told}."
-        return figure
+    told = "; ".join(f"{name}: {len(path) - 1} steps" for name, path in paths.items())
+    figure.alt = f"{stop(title)} Paths of two parameters over the contour lines of their loss. {told}."
+    return figure
