@@ -323,16 +323,17 @@ def test_a_picture_has_every_work_where_it_is_and_what_each_stage_keeps(schedule
     assert f"{100 * pipeline.idle:.0f} %" in figure.alt
     works, memory = figure.axes
     most = max(pipeline.most_kept(stage) for stage in range(4))
-    boxes = works.patches[4:]  # after the rows themselves
-    drawn = [(box.get_x(), box.get_x() + box.get_width(), to_hex(box.get_facecolor())) for box in boxes]
-    assert drawn == [(work.start, work.end, COLOUR[work.kind].lower()) for work in pipeline.works]
-    rows = [box.get_y() + box.get_height() / 2 for box in boxes]
-    assert rows == pytest.approx([work.stage for work in pipeline.works])
-    for stage, hill in zip(range(4), memory.patches, strict=True):
+    for stage, row, hill in zip(range(4), works.collections, memory.patches, strict=True):
+        mine = pipeline.of_stage(stage)
+        boxes = [path.get_extents() for path in row.get_paths()]
+        assert [(box.x0, box.x1) for box in boxes] == [(work.start, work.end) for work in mine]
+        assert {(box.y0, box.y1) for box in boxes} == {(stage + 0.06, stage + 0.94)}
+        fills = [to_hex(color) for color in row.get_facecolors()]
+        assert fills == [COLOUR[work.kind].lower() for work in mine]
         tops, times, base = hill.get_data()
         counts = [round((base - top) / 0.88 * most, 6) for top in tops]
         assert dict(zip(times, counts, strict=False)) == dict(pipeline.kept(stage)[:-1])
-        versions = f", {pipeline.versions(stage)}" if schedule == "PipeDream" else ""
+        versions = f" and {pipeline.versions(stage)}" if schedule == "PipeDream" else ""
         assert memory.texts[stage].get_text() == f"at most {pipeline.most_kept(stage)}{versions}"
     assert ("4 versions" in figure.alt) == (schedule == "PipeDream")
 
@@ -341,7 +342,9 @@ def test_a_box_has_the_number_of_its_micro_batch() -> None:
     pipeline = simulate("GPipe", 2, 3)
     works = pipeline_figure(pipeline).axes[0]
     told = {(*text.get_position(), text.get_text()) for text in works.texts}
-    assert told == {((work.start + work.end) / 2, work.stage, str(work.micro)) for work in pipeline.works}
+    assert told == {
+        ((work.start + work.end) / 2, work.stage + 0.5, str(work.micro)) for work in pipeline.works
+    }
 
 
 def test_the_player_follows_its_sliders() -> None:

@@ -1,79 +1,96 @@
 """Figures of lesson 14: each stage's works over time, and the micro-batches that it keeps meanwhile."""
 
-from collections.abc import Sequence
-
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from ...figures import CourseFigure
-from ...figures.style import NUMBERED, bare, look, room, sheet, text_width
-from ...palette import COLOURS, GRID, INK, QUIET, RULE, number, sentence, stop
+from ...figures.style import MARGIN, NUMBERED, WIDTH, bare, look, room, sheet, text_width
+from ...palette import COLOURS, GRID, INK, QUIET, RULE, number, stop
 from .schedules import FORWARD, Pipeline
 
 COLOUR = {"F": COLOURS["activations"], "B": COLOURS["gradients"]}
+WORDS = {"F": "forward", "B": "backward"}
+LEFT = MARGIN + 52
+ROW, MEMORY_ROW = 25, 30  # points that a stage's works and its memory are high
 
 
 def pipeline_figure(pipeline: Pipeline, title: str = "") -> CourseFigure:
     """Each stage's works over time, and under them the micro-batches that it keeps."""
     title = title or pipeline_title(pipeline)
     stages = range(pipeline.stages)
-    kept = [pipeline.most_kept(stage) for stage in stages]
+    keeps = [f"at most {pipeline.most_kept(stage)}" for stage in stages]
+    if pipeline.schedule == "PipeDream":
+        keeps = [f"{words} and {pipeline.versions(stage)}" for stage, words in enumerate(keeps)]
+    width = WIDTH - LEFT - MARGIN - 8 - max(text_width(words, 11.5) for words in keeps)
+    high = 22 + ROW * pipeline.stages + 72
     with look():
-        figure = sheet(title, 94 + 55 * len(stages))
-        works = figure.place(68, 22, 390, 25 * len(stages))
-        memory = figure.place(68, 94 + 25 * len(stages), 390, 30 * len(stages))
+        figure = sheet(title, high + MEMORY_ROW * pipeline.stages)
+        works = figure.place(LEFT, 22, width, ROW * pipeline.stages)
+        memory = figure.place(LEFT, high, width, MEMORY_ROW * pipeline.stages)
         for ax in (works, memory):
-            ax.set(xlim=(0, pipeline.span), ylim=(len(stages) - 0.5, -0.5))
-            ax.set_yticks(stages, [f"stage {stage}" for stage in stages], color=INK)
+            ax.set(xlim=(0, pipeline.span), ylim=(pipeline.stages, 0))
+            ax.set_yticks(
+                [stage + 0.5 for stage in stages], [f"stage {stage}" for stage in stages], color=INK
+            )
         _works(works, pipeline)
-        _memory(memory, pipeline, kept)
+        _memory(memory, pipeline, keeps)
+    kept = ", ".join(str(pipeline.most_kept(stage)) for stage in stages)
     figure.alt = (
-        f"{stop(title)} {pipeline.micro_batches} micro-batches on {pipeline.stages} stages take"
-        f" {number(pipeline.span)} units. The stages keep at most {sentence(map(str, kept))} of them."
+        f"{stop(title)} {pipeline.micro_batches} micro-batches on {pipeline.stages} stages "
+        f"take {number(pipeline.span)} units. "
+        f"Micro-batches kept at most, from the first stage to the last: {kept}."
     )
     return figure
 
 
 def pipeline_title(pipeline: Pipeline) -> str:
     """The schedule's costs: its idle part, and what its first stage keeps."""
-    name = pipeline.schedule.replace("naive", "Naive")
-    keeps = f"the first keeps {pipeline.most_kept(0)} of {pipeline.micro_batches} micro-batches"
+    kept = pipeline.most_kept(0)
+    keeps = f"{kept} micro-batches" if kept > 1 else f"{kept} micro-batch"
     if pipeline.versions(0) > 1:
         keeps += f" and {pipeline.versions(0)} versions of its weights"
-    return f"{name}: stages wait {100 * pipeline.idle:.0f} % of the time; {keeps}"
+    name = f"{pipeline.schedule[0].upper()}{pipeline.schedule[1:]}"
+    return f"{name}: stages wait {100 * pipeline.idle:.0f} % of the time; the first keeps {keeps}"
 
 
 def _works(ax: Axes, pipeline: Pipeline) -> None:
     """One row for each stage; a box is of one micro-batch, or in the naive schedule of the whole batch."""
+    numbered = pipeline.schedule != "naive"
     ax.barh(ax.get_yticks(), pipeline.span, 0.88, color="white", edgecolor=GRID)
-    whose = "the whole batch" if pipeline.schedule == "naive" else "micro-batch 0, 1, …"
     for work in pipeline.works:
-        style = {"color": COLOUR[work.kind], "edgecolor": "white", "linewidth": 0.8, "clip_on": False}
-        wide = work.end - work.start
-        ax.barh(work.stage, wide, 0.88, work.start, **style)
-        label = str(work.micro) if work.micro >= 0 else ""
-        if text_width(label, 9) + 1.2 <= wide * room(ax) / pipeline.span:
-            middle = work.start + wide / 2
-            ax.text(middle, work.stage, label, fontsize=9, ha="center", va="center_baseline")
-    patches = [*(Patch(color=color) for color in COLOUR.values()), Patch(facecolor="white", edgecolor=RULE)]
-    names = [f"forward of {whose}", "its backward", "waiting"]
-    ax.legend(patches, names, ncols=3, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.5)
+        label = str(work.micro) if numbered else WORDS[work.kind]
+        if text_width(label, 9) + 1.2 <= (work.end - work.start) * room(ax) / pipeline.span:
+            middle = (work.start + work.end) / 2
+            ax.text(middle, work.stage + 0.5, label, fontsize=9, ha="center", va="center_baseline")
+    for stage in range(pipeline.stages):
+        works = pipeline.of_stage(stage)
+        spans = [(work.start, work.end - work.start) for work in works]
+        boxes = {"facecolors": [COLOUR[work.kind] for work in works], "edgecolor": "white", "linewidth": 0.8}
+        ax.broken_barh(spans, (stage + 0.06, 0.88), clip_on=False, **boxes)
+    whose = "micro-batch 0, 1, …" if numbered else "the whole batch"
+    patches = [Patch(color=COLOUR[kind], label=f"{word} of {whose}") for kind, word in WORDS.items()]
+    patches.append(Patch(facecolor="white", edgecolor=RULE, label="waiting"))
+    corner = ((MARGIN - LEFT - 6) / room(ax), 1)
+    ax.legend(handles=patches, ncols=3, loc="lower left", bbox_to_anchor=corner, borderaxespad=0.5)
     bare(ax, "bottom")
+    ax.tick_params(axis="x", length=4)
     ax.xaxis.set_major_formatter(NUMBERED)
     ax.set_xlabel("time, in forwards of one micro-batch on one stage")
 
 
-def _memory(ax: Axes, pipeline: Pipeline, kept: Sequence[int]) -> None:
+def _memory(ax: Axes, pipeline: Pipeline, keeps: list[str]) -> None:
     """A row for each stage, as high as the number that it keeps."""
-    versions = pipeline.schedule == "PipeDream"
-    for stage, most in enumerate(kept):
+    most = max(pipeline.most_kept(stage) for stage in range(pipeline.stages))
+    for stage, words in enumerate(keeps):
         times, counts = zip(*dict(pipeline.kept(stage)).items(), strict=True)  # a moment's last count
-        tops = [stage + 0.5 - 0.88 * count / max(kept) for count in counts[:-1]]
-        ax.stairs(tops, times, baseline=stage + 0.5, fill=True, color=COLOUR[FORWARD])
-        ax.axhline(stage + 0.5, color=RULE, linewidth=0.8)
-        words = f"at most {most}, {pipeline.versions(stage)}" if versions else f"at most {most}"
-        ax.text(1.02, stage, words, va="center_baseline", transform=ax.get_yaxis_transform())
-    caption = "micro-batches whose activations are kept" + ", and versions of the weights" * versions
+        tops = [stage + 1 - 0.88 * count / most for count in counts[:-1]]
+        ax.stairs(tops, times, baseline=stage + 1, fill=True, color=COLOUR[FORWARD])
+        ax.axhline(stage + 1, color=RULE, linewidth=0.8)
+        end = (pipeline.span, stage + 0.5)
+        ax.annotate(words, end, (8, 0), textcoords="offset points", va="center_baseline")
+    caption = "micro-batches whose activations are kept"
+    if pipeline.schedule == "PipeDream":
+        caption += ", and versions of the weights"
     ax.set_title(caption, fontsize=11.5, fontweight="normal", color=QUIET)
     ax.set_xticks([])
     bare(ax)
