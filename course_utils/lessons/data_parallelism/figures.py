@@ -148,5 +148,5 @@ def band_figure(
         low, expected, high = zip(*band.values(), strict=True)
         series[name] = (list(band), expected)
         ranges[name] = ([max(floor, value) for value in low], high)
-    look: Any = {"log_x": True, "log_y": log_y, "markers": False, "circles": ["measured"]}
-    return lines(series, title, xlabel, ylabel, bands=ranges, provenance=provenance, **look)
+    choices: Any = {"log_x": True, "log_y": log_y, "markers": False, "circles": ["measured"]}
+    return lines(series, title, xlabel, ylabel, bands=ranges, provenance=provenance, **choices)

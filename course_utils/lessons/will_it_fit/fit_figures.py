@@ -14,7 +14,7 @@ from ...interactive.ledgers import show
 from ...palette import COLOURS, OVER, signed, stop
 from ...planning.fit import Candidate, Plan
 from ...planning.twin import SAFETY
-from ...units import GB, Table, format_bytes, percent
+from ...units import GB, Table, format_bytes, percent, plus_minus
 
 PATH = COLOURS["parameters"]
 # The largest relative error of each grade, the grade, and words for it; 5 % is `SAFETY`.
@@ -32,9 +32,11 @@ def plan_figure(plan: Plan, title: str) -> CourseFigure:
     fitting = [one for one in plan.tried if one.fits(plan.card)]
     others = [one for one in plan.tried if not one.fits(plan.card)]
     name = f"{plan.card.name}\nless {percent(SAFETY - 1)}\nin reserve:\n{format_bytes(round(limit), 'GB', 1)}"
-    counts = f"{len(plan.tried)} estimated, {plan.covered:,} decided"
+    note = (
+        f"{len(plan.tried)} estimated, {plan.covered:,} decided; times at data-sheet rates, without overlap"
+    )
     with look():
-        figure = sheet(title, 344, f"{counts}; times at data-sheet rates, without overlap")
+        figure = sheet(title, 344, note)
         ax = figure.place(64, 28, WIDTH - 64 - 118, 270)
         # Those that fit come after those that do not, and so on top of them.
         for label, candidates, style, color in (
@@ -58,10 +60,8 @@ def plan_figure(plan: Plan, title: str) -> CourseFigure:
         _number(ax, plan.path)
         ax.legend(ncols=3, loc="lower left", bbox_to_anchor=(0, 1.03))
     first, last = (format_bytes(plan.path[at].peak, "GB", 1) for at in (0, -1))
-    dots = f"{len(plan.tried)} dots, {len(fitting)} of them fit {plan.card.name}"
-    figure.alt = (
-        f"{stop(title)} {dots}. The path goes from {first} to {last} in {len(plan.path) - 1} choices."
-    )
+    told = f"{len(fitting)} of {len(plan.tried)} configurations fit; the path goes from {first} to {last}"
+    figure.alt = f"{stop(title)} Peak against seconds lost: {told}."
     return figure
 
 
@@ -83,14 +83,13 @@ def _number(ax: Axes, path: Sequence[Candidate]) -> None:
 def path_table(plan: Plan) -> Table:
     """The expert's path: each choice, how far it moves the peak, what is lost, and whether the run fits."""
     rows = [("choice", "peak", "change", "lost per step", "fits")]
-    before = plan.path[0]
     for index, step in enumerate(plan.path):
+        before = plan.path[max(0, index - 1)]
         name = f"{index} · {step.what}"
         peak = format_bytes(step.peak, "GB", 1)
         by = signed(step.peak - before.peak, "GB", 1) if index else ""
         fits = "yes" if step.fits(plan.card) else "no"
         rows.append((name, peak, by, f"{step.lost:.2f} s", fits))
-        before = step
     return Table(rows)
 
 
@@ -120,9 +119,7 @@ class Graded(NamedTuple):
         error = self.guess.amount / self.actual - 1
         found = ((grade, words) for most, grade, words in GRADES if abs(error) <= most)
         grade, words = next(found, ("E", "Go through the step moment by moment, and take the fullest one."))
-        sign = "+" if error > 0 else "−"
-        off = f"{sign}{percent(abs(error), 1)}"
-        return f"Grade {grade}: prediction − {self.word} = {off}. {words}"
+        return f"Grade {grade}: prediction − {self.word} = {plus_minus(100 * error, 1)} %. {words}"
 
     def _repr_html_(self) -> str:
         return f"<p style='font-size:115%'>{escape(repr(self))}</p>"
