@@ -27,11 +27,9 @@ SHORT = "#4B3F8F"  # too little, as `OVER` is too much; neither is the color of 
 SIGNED = LinearSegmentedColormap.from_list("signed", [SHORT, "white", OVER])
 NAMES = 174.0  # points left of the bars, for the names of rows
 
-Panel = Mapping[str, Mapping[str, int]]
-
 
 def side_by_side(
-    panels: Mapping[str, Panel],
+    panels: Mapping[str, Mapping[str, Mapping[str, int]]],
     title: str,
     peaks: Mapping[str, int] = {},
     provenance: str = "",
