@@ -249,8 +249,10 @@ def test_the_map_has_every_cell_that_the_model_takes_and_a_line() -> None:
     assert line.get_data().values.tolist() == limits(run, gpu("A100-80GB").room)
     assert (lengths(run)[frame.get_x()], BATCHES[frame.get_y()]) == (512, 4)
     shown = [text.get_text() for text in figure.axes[0].texts]
-    numbered = [size for row in figure.rows[1:] for size in row[1::2]]
-    assert shown == numbered and len(figure.rows) == 1 + len(BATCHES)
+    numbered = [size for row in figure.rows[1:-1] for size in row[1::2]]
+    assert shown == numbered and len(figure.rows) == 2 + len(BATCHES)
+    most = [BATCHES[count - 1] for count in limits(run, gpu("A100-80GB").room)]
+    assert figure.rows[-1] == ["largest b that fits", *map(str, most)]
     assert (
         "No step of gpt2-xl fits on T4-16GB" in heat_map(TrainingRun("gpt2-xl"), gpu("T4-16GB"), (1, 128)).alt
     )

@@ -245,7 +245,7 @@ def test_figures_draw_the_bytes_that_they_were_given(real: dict[str, calculators
     run, truth = SMALL["GPT-2"], real["GPT-2"]
     answers = {one.name: one.parts(run) for one in CALCULATORS}
     figure: Any = side_by_side({"GPT-2": answers}, "Nine answers", {"GPT-2": truth.peak})
-    assert all(name in figure.alt for name in answers)
+    assert [row[0] for row in figure.rows[1:]] == [f"GPT-2, {name}" for name in answers]
     (panel,) = (ax for ax in figure.findobj(Axes) if ax.containers)
     for row, parts in enumerate(answers.values()):
         drawn = [group.patches[row].get_width() for group in panel.containers]
@@ -275,12 +275,12 @@ def test_a_correction_ends_at_the_peak_and_dots_are_at_their_ratios(
     starts = np.cumsum([bars[0].get_width(), *changes])
     assert [bar.get_x() for bar in bars[1:-1]] == list(starts[:-1])
     assert bars[-1].get_width() == starts[-1] == truth.peak and bars[-1].get_x() == 0
-    assert "Simulated: " in fixed.alt and "easured" not in fixed.svg
+    assert "simulated: " in fixed.alt and "easured" not in fixed.svg
     figure: Any = strips({"one": {"a": 0.5, "b": 2.0}, "other": {}}, "Two answers", "from a test", {"b"})
     (dots,) = figure.axes[0].collections
     assert dots.get_offsets().tolist() == [[0.5, 0], [2, 0]] and figure.axes[0].get_xscale() == "log"
     assert [to_hex(fill) == "#ffffff" for fill in dots.get_facecolor()] == [False, True]
-    assert "one −50.0 to +100.0 %; other no answer" in figure.alt
+    assert "2 answers, a row for each formula, between −50.0 % and +100.0 %" in figure.alt
 
 
 def test_the_widget_adds_back_what_is_ticked(real: dict[str, calculators.Truth]) -> None:

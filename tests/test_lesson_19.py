@@ -187,7 +187,10 @@ def test_the_figure_and_the_table_show_what_fit_found() -> None:
     assert [tuple(place) for place in path] == [(step.lost, step.peak / GB) for step in PLAN.path]
     marks = ", ".join(text.get_text() for text in figure.axes[0].texts if text.get_text()[0].isdigit())
     assert sorted(map(int, marks.split(", "))) == [*range(len(PLAN.path))]
-    assert f"{sum(one.fits(PLAN.card) for one in PLAN.tried)} of them fit" in figure.alt
+    assert (
+        f"{sum(one.fits(PLAN.card) for one in PLAN.tried)} of {len(PLAN.tried)} configurations fit"
+        in figure.alt
+    )
     rows = path_table(PLAN).rows[1:]
     assert [row[0].split(" · ")[1] for row in rows] == [step.what for step in PLAN.path]
     assert rows[0][-1] == "no" and rows[-1][-1] == "yes"

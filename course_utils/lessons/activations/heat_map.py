@@ -19,31 +19,10 @@ from ...palette import INK, QUIET, ink_on, number
 from ...units import UNITS, format_bytes
 
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-SEQUENCES = (
-    128,
-    192,
-    256,
-    384,
-    512,
-    768,
-    1024,
-    1536,
-    2048,
-    3072,
-    4096,
-    6144,
-    8192,
-    12288,
-    16384,
-    24576,
-    32768,
-)
+SEQUENCES = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384,
+             24576, 32768)  # fmt: skip
 Point = tuple[int, int]  # b and s
 SHADES = LinearSegmentedColormap.from_list("activations", ["#F2FAF7", "#004D3A"])
-FRAME = "#B3261E"
-LEFT = MARGIN + 44
-CAPTION = "GB of activations; below the line, the whole step fits"
-CELL = 19  # points that a cell is high
 
 
 def kept_bytes(run: TrainingRun) -> int:
@@ -80,54 +59,50 @@ def heat_map(run: TrainingRun, card: Gpu, at: Point) -> CourseFigure:
     columns = lengths(run)
     sizes = cells(run)
     fitting = limits(run, card.room)
-    title = _title(run, card, columns, fitting)
     room = format_bytes(card.room, "GB", 1)
     note = f"estimated from formulas · {card.name}: a program gets {room} · {run.attention} attention"
     note += f", recompute {run.recompute}, {run.precision.name}"
+    left, high = MARGIN + 44, 19 * len(BATCHES)
+    title = _title(run, card, columns, fitting)
     with look():
-        figure = sheet(title, 20 + CELL * len(BATCHES) + 36, note)
-        ax = figure.place(LEFT, 20, WIDTH - MARGIN - LEFT, CELL * len(BATCHES))
+        figure = sheet(title, 20 + high + 36, note)
+        ax = figure.place(left, 20, WIDTH - MARGIN - left, high)
         _draw_cells(ax, sizes, columns)
         border = withStroke(linewidth=6, foreground="white")
         ax.stairs(fitting, baseline=None, color=INK, linewidth=3, clip_on=False, path_effects=[border])
         corner = (columns.index(at[1]), BATCHES.index(at[0]))
-        ax.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=FRAME, linewidth=3))
-    counts = zip(columns, fitting, strict=True)
-    line = ", ".join(f"{BATCHES[count - 1] if count else 'none'} at {s:,}" for s, count in counts)
-    smallest = format_bytes(min(sizes.values()), "GB", 2)
-    largest = format_bytes(max(sizes.values()), "GB", 2)
-    figure.alt = (
-        f"{title}. A heat map of {smallest} to {largest} of activations. Largest b that fits: {line} tokens."
-    )
+        ax.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor="#B3261E", linewidth=3))
+    least, most = (format_bytes(size, "GB", 2) for size in (min(sizes.values()), max(sizes.values())))
+    figure.alt = f"{title}. A heat map of {least} to {most} of activations; steps fit below a line."
+    limit = [str(BATCHES[count - 1]) if count else "–" for count in fitting]
     figure.rows = [["b", *(f"s = {s:,}" for s in columns)]]
     figure.rows += [[str(b), *(_brief(sizes[b, s]) for s in columns)] for b in BATCHES]
+    figure.rows += [["largest b that fits", *limit]]
     return figure
 
 
 def _draw_cells(ax: Axes, sizes: Mapping[Point, int], columns: Sequence[int]) -> None:
     """Cells darker for more bytes, on a logarithmic scale, with GB in every second column."""
-    grid = np.array([[sizes[b, s] for s in columns] for b in BATCHES], dtype=float)
+    grid = np.array([[sizes[b, s] for s in columns] for b in BATCHES])
     shades = ax.pcolormesh(grid, cmap=SHADES, norm=LogNorm()).to_rgba(grid)
     for (row, half), size in np.ndenumerate(grid[:, ::2]):  # all of them would take a slider too long
         column = 2 * half
         style = {"ha": "center", "va": "center_baseline", "color": ink_on(to_hex(shades[row, column]))}
-        ax.text(column + 0.5, row + 0.5, _brief(int(size)), fontsize=9.5, **style)
+        ax.text(column + 0.5, row + 0.5, _brief(size), fontsize=9.5, **style)
     shown = range(0, len(columns), 2)
     ax.set_xticks([column + 0.5 for column in shown], [number(columns[column]) for column in shown])
     ax.set_yticks([row + 0.5 for row in range(len(BATCHES))], map(str, BATCHES))
     ax.set(xlabel="sequence length s (tokens)", ylabel="micro-batch b")
     bare(ax)
-    ax.set_title(CAPTION, fontsize=11.5, fontweight="normal", color=QUIET)
+    caption = "GB of activations; below the line, the whole step fits"
+    ax.set_title(caption, fontsize=11.5, fontweight="normal", color=QUIET)
 
 
 def _brief(size: int) -> str:
     """Gigabytes in at most four characters, as a cell has room for."""
     value = size / UNITS["GB"]
-    if value >= 9.95:
-        return f"{value:,.0f}"
-    if value >= 0.095:
-        return f"{value:.1f}"
-    return f"{value:.2f}"
+    digits = 0 if value >= 9.95 else 1 if value >= 0.095 else 2
+    return f"{value:,.{digits}f}"
 
 
 def _title(run: TrainingRun, card: Gpu, columns: Sequence[int], fitting: Sequence[int]) -> str:

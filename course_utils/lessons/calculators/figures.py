@@ -1,6 +1,7 @@
 """Lesson 18's figures: every calculator's answer next to the others, and one corrected term by term."""
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -8,9 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 
 from ... import TrainingRun, format_bytes, plus_minus
-from ...figures import COLOURS
-from ...figures.style import MARGIN, SMALL, WIDTH, CourseFigure, bare, look, room, sheet, text_width, wrap
-from ...palette import GRID, INK, OVER, RULE, signed, signed_percent, stop
+from ...figures.style import MARGIN, SMALL, WIDTH, CourseFigure, bare, look, sheet, wrap
+from ...palette import COLOURS, GRID, INK, OVER, RULE, sentence, signed, signed_percent, stop
 from .calculators import BLOCKS, COPIES, OUTSIDE, PASSING, SCORES, STATES, Truth, calculator, gaps
 
 PARTS = {
@@ -25,15 +25,13 @@ PARTS = {
 
 SHORT = "#4B3F8F"  # too little, as `OVER` is too much; neither is the color of a kind of memory
 SIGNED = LinearSegmentedColormap.from_list("signed", [SHORT, "white", OVER])
-MARKS = (0.2, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0)
-
-Panel = Mapping[str, Mapping[str, int]]
+NAMES = 174.0  # points left of the bars, for the names of rows
 
 
 def side_by_side(
-    panels: Mapping[str, Panel],
+    panels: Mapping[str, Mapping[str, Mapping[str, int]]],
     title: str,
-    peaks: Mapping[str, int] | None = None,
+    peaks: Mapping[str, int] = {},
     provenance: str = "",
     word: str = "simulated",
 ) -> CourseFigure:
@@ -42,28 +40,24 @@ def side_by_side(
     With `peaks`, a step's bytes by panel, a line marks each, and every bar says how far off it is; `word`
     names those bytes.
     """
-    peaks = peaks or {}
-    rows = [row.replace(" (", "\n(") for row in next(iter(panels.values()))]
+    names = [*next(iter(panels.values()))]
     above = 82 if peaks else 64
-    told = []
+    wide = (WIDTH - NAMES) / len(panels)
     table = [["", *PARTS, "total"]]
     with look():
-        figure = sheet(title, above + 34 * len(rows), provenance)
-        whole = _rows(figure, rows, above, 34)
-        bare(whole)
-        for index, (name, panel) in enumerate(panels.items()):
-            ax = whole.inset_axes((index / len(panels), 0, 1 / len(panels) - 0.03, 1), sharey=whole)
-            ax.set_title(name, fontsize=12, pad=24 if peaks else 8)
-            _panel(ax, panel, peaks.get(name), word)
-            for row, parts in panel.items():
-                sizes = (_gb(parts.get(part, 0)) for part in PARTS)
-                table.append([f"{name}, {row}", *sizes, _gb(sum(parts.values()))])
-            totals = "; ".join(f"{row} {_gb(sum(parts.values()))}" for row, parts in panel.items())
-            said = f" {word.capitalize()}: {_gb(peaks[name])}." if peaks else ""
-            told.append(f"{name}: {totals}.{said}")
+        figure = sheet(title, above + 34 * len(names), provenance)
+        for index, (model, panel) in enumerate(panels.items()):
+            ax = _rows(figure, names, NAMES + wide * index, above, wide - 68, 34)
+            ax.set_title(model, fontsize=12)
+            ax.tick_params(labelleft=index == 0)
+            sizes = np.array([[parts.get(part, 0) for part in PARTS] for parts in panel.values()])
+            _panel(ax, sizes, peaks.get(model, 0), word)
+            for name, row in zip(names, sizes, strict=True):
+                table.append([f"{model}, {name}", *map(_gb, [*row, row.sum()])])
         corner = (MARGIN / WIDTH, 1 - figure.body / figure.bbox.height)
-        figure.legend(*ax.get_legend_handles_labels(), loc="upper left", bbox_to_anchor=corner, ncols=3)
-    figure.alt = f"{stop(title)} Bars by calculator. {' '.join(told)}"
+        components = figure.axes[0].get_legend_handles_labels()
+        figure.legend(*components, loc="upper left", bbox_to_anchor=corner, ncols=3)
+    figure.alt = f"{stop(title)} Bars by calculator for {sentence(panels)}, cut into components."
     figure.rows = table
     return figure
 
@@ -72,55 +66,45 @@ def _gb(size: int) -> str:
     return format_bytes(size, "GB", 0)
 
 
-def _rows(figure: CourseFigure, names: Sequence[str], top: float, pitch: float, wide: float = 117) -> Axes:
-    """Axes with a row for each name, which stands at its left."""
-    lines = [[line for part in name.split("\n") for line in wrap(part, 11.5, wide)] for name in names]
-    left = MARGIN + 8 + max(text_width(line, 11.5, bold=True) for one in lines for line in one)
-    ax = figure.place(left, top, WIDTH - MARGIN - left, pitch * len(names))
+def _rows(
+    figure: CourseFigure, names: Sequence[str], left: float, top: float, width: float, pitch: float
+) -> Axes:
+    """Axes with a row for each name, which is at its left."""
+    ax = figure.place(left, top, width, pitch * len(names))
+    lines = ["\n".join(wrap(name, 11.5, left - MARGIN - 8)) for name in names]
+    ax.set_yticks(range(len(names)), lines, color=INK)
     ax.set(ylim=(len(names) - 0.5, -0.5), xticks=[])
-    ax.set_yticks(range(len(names)), ["\n".join(one) for one in lines], color=INK)
+    ax.margins(x=0)
+    ax.xaxis.tick_top()
     bare(ax, "left")
     return ax
 
 
-def _panel(ax: Axes, panel: Panel, peak: int | None, word: str) -> None:
-    """One model's bars, each with its total, and the line of its step's peak."""
-    bare(ax, "left")
-    ax.tick_params(labelleft=False)
-    totals = [sum(parts.values()) for parts in panel.values()]
-    _scale(ax, max(totals), peak, f"{word} {_gb(peak or 0)}")
-    ends = np.zeros(len(panel))
-    for part, (kind, name) in PARTS.items():
-        sizes = np.array([parts.get(part, 0) for parts in panel.values()])
-        look: Any = {"color": COLOURS[kind], "hatch": "/////" if part == SCORES else "", "linewidth": 0}
-        ax.barh(range(len(panel)), sizes, 0.64, ends, edgecolor="white", label=name, **look)
-        ends += sizes
-    for row, total in enumerate(totals):
-        off = total - peak if peak else 0
-        _label(ax, row, total, _gb(total), peak, up=6 if off else 0)
-        if off:
-            small = {"color": OVER if off > 0 else SHORT, "fontsize": 10.5, "fontweight": "normal"}
-            _label(ax, row, total, signed_percent(off, peak or 0), peak, up=-7, **small)
-
-
-def _scale(ax: Axes, largest: int, peak: int | None, said: str) -> None:
-    """An axis with room for words right of its bars, and the line of a step's peak, with words above it."""
-    end = max(largest, peak or 0) * room(ax) / (room(ax) - 66)
-    ax.set(xlim=(0, end), xticks=[])
+def _panel(ax: Axes, sizes: np.ndarray, peak: int, word: str) -> None:
+    """One model's bars, a row of `sizes` each, with their totals, and the line of its step's peak."""
+    for index, (part, (kind, name)) in enumerate(PARTS.items()):
+        starts = sizes[:, :index].sum(axis=1)
+        fill = {"color": COLOURS[kind], "hatch": "/////" if part == SCORES else "", "edgecolor": "white"}
+        ax.barh(range(len(sizes)), sizes[:, index], 0.64, starts, linewidth=0, label=name, **fill)
     if peak:
-        ax.axvline(peak, color=OVER, linewidth=2)
-        half = text_width(said, 11.5, bold=True) / 2 / room(ax)
-        place = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "center"}
-        x = min(max(peak / end, half), 1 - half)
-        ax.annotate(said, (x, 1), (0, 6), color=OVER, fontweight="bold", **place)
+        _mark(ax, peak, f"{word} {_gb(peak)}")
+    for row, total in enumerate(sizes.sum(axis=1)):
+        off = total - peak if peak else 0
+        _at_right(ax, row - 0.2 if off else row, _gb(total), fontweight="bold")
+        if off:
+            color = OVER if off > 0 else SHORT
+            _at_right(ax, row + 0.2, signed_percent(off, peak), color=color, fontsize=10.5)
 
 
-def _label(ax: Axes, row: int, end: int, words: str, peak: int | None, up: int = 0, **style: Any) -> None:
-    """Words right of a bar's end, or of the peak's line where they would cross that."""
-    reach = end + (text_width(words, 11.5, bold=True) + 12) / room(ax) * ax.get_xlim()[1]
-    x = peak if peak and end <= peak < reach else end
-    style = {"fontweight": "bold", **style}
-    ax.annotate(words, (x, row), (6, up), textcoords="offset points", va="center", **style)
+def _mark(ax: Axes, peak: int, words: str) -> None:
+    """The line of a step's peak, named above it."""
+    ax.axvline(peak, color=OVER, linewidth=2, clip_on=False)
+    ax.set_xticks([peak], [words], color=OVER, fontweight="bold")
+
+
+def _at_right(ax: Axes, row: float, words: str, **style: Any) -> None:
+    """Words in a column right of the bars."""
+    ax.annotate(words, (1, row), (8, 0), ("axes fraction", "data"), "offset points", va="center", **style)
 
 
 def corrected(
@@ -130,29 +114,23 @@ def corrected(
 
     Each row begins where the last one ended. Raises ValueError for an unknown calculator.
     """
-    rows = [(f"{name} says", 0, calculator(name).total(run))]
-    for term, gap in gaps(name, run, real).items():
-        if term in terms:
-            rows.append((term, rows[-1][2], rows[-1][2] - gap))
-    rows.append(("it would say" if len(rows) > 1 else "it says", 0, rows[-1][2]))
-    said = format_bytes(real.peak, "GB", 1)
-    told = []
+    changes = {term: -gap for term, gap in gaps(name, run, real).items() if term in terms}
+    ends = [*accumulate(changes.values(), initial=calculator(name).total(run))]
+    first, last, peak = (format_bytes(size, "GB", 1) for size in (ends[0], ends[-1], real.peak))
+    names = [f"{name} says", *changes, "it would say" if changes else "it says"]
+    sizes = [ends[0], *changes.values(), ends[-1]]
+    fills = ["#6B6B6B", *(SHORT if size > 0 else OVER for size in changes.values()), "#6B6B6B"]
+    shown = [first, *(signed(size, "GB", 1) for size in changes.values()), last]
     with look():
-        figure = sheet(title, 28 + 30 * len(rows), provenance)
-        ax = _rows(figure, [row[0] for row in rows], 26, 30, 170)
-        _scale(ax, max(row[2] for row in rows), real.peak, f"{real.word} {said}")
-        for row, (label, start, end) in enumerate(rows):
-            whole = row in (0, len(rows) - 1)
-            fill = "#6B6B6B" if whole else SHORT if end > start else OVER
-            ax.barh(row, end - start, 0.68, start, color=fill, edgecolor=fill)
-            if whole:
-                ax.get_yticklabels()[row].set_fontweight("bold")
-            else:
-                ax.vlines(end, row - 0.34, row + 0.66, INK, linewidth=1)
-            shown = format_bytes(end, "GB", 1) if whole else signed(end - start, "GB", 1)
-            _label(ax, row, max(start, end), shown, real.peak)
-            told.append(f"{label} {shown}")
-    figure.alt = f"{stop(title)} Step by step: {'; '.join(told)}. {real.word.capitalize()}: {said}."
+        figure = sheet(title, 28 + 30 * len(names), provenance)
+        ax = _rows(figure, names, NAMES, 26, WIDTH - NAMES - 92, 30)
+        ax.barh(range(len(names)), sizes, 0.68, [0, *ends[:-1], 0], color=fills)
+        ax.vlines(ends, range(len(ends)), range(1, len(names)), INK, linewidth=1)
+        _mark(ax, real.peak, f"{real.word} {peak}")
+        for row, size in enumerate(shown):
+            _at_right(ax, row, size, fontweight="bold")
+    figure.alt = f"{stop(title)} Step by step from {first} to {last}; {real.word}: {peak}."
+    figure.rows = [["", "bytes"], *zip(names, shown, strict=True)]
     return figure
 
 
@@ -165,23 +143,20 @@ def gap_map(
     """
     heads = [*next(iter(table.values())), "all"]
     sizes = np.array([[*found.values(), sum(found.values())] for found in table.values()])
-    deep = np.sign(sizes) * np.minimum(1, abs(sizes) / peak) ** 0.5
+    shares = np.clip(sizes / peak, -1, 1)
+    depths = np.sign(shares) * np.sqrt(abs(shares))
+    shown = [[plus_minus(size / 1e9, 1) if abs(size) >= 5e7 else "0" for size in row] for row in sizes]
     with look():
         figure = sheet(title, 106 + 30 * len(table), provenance)
-        ax = _rows(figure, list(table), 104, 30)
-        cells = ax.pcolormesh(range(len(heads)), range(len(table)), deep, cmap=SIGNED, vmin=-1, vmax=1)
-        cells.set(alpha=0.5, edgecolor=GRID)
-        ax.set_xticks(range(len(heads)), heads, rotation=38, ha="left", rotation_mode="anchor")
-        ax.tick_params(labeltop=True, labelbottom=False)
+        ax = _rows(figure, [*table], 140, 104, WIDTH - MARGIN - 140, 30)
+        places = [range(size) for size in sizes.T.shape]
+        ax.pcolormesh(*places, depths, cmap=SIGNED, vmin=-1, vmax=1, alpha=0.5, edgecolor=GRID)
+        ax.set_xticks(places[0], heads, rotation=38, ha="left", rotation_mode="anchor")
         bare(ax)
-        for (row, column), size in np.ndenumerate(sizes):
-            shown = plus_minus(size / 1e9, 1) if abs(size) >= 5e7 else "0"
-            ax.text(column, row, shown, fontsize=10.5, ha="center", va="center")
-    told = []
-    for name, found in table.items():
-        terms = (f"{term} {signed(size, 'GB', 1)}" for term, size in found.items() if size)
-        told.append(f"{name}: {', '.join(terms)}")
-    figure.alt = f"{stop(title)} Signed differences, answer minus the step's peak. {'; '.join(told)}."
+        for (row, column), words in np.ndenumerate(shown):
+            ax.text(column, row, words, fontsize=10.5, ha="center", va="center")
+    figure.alt = f"{stop(title)} A map of {len(table)} calculators and {len(heads) - 1} terms, in signed GB."
+    figure.rows = [["GB", *heads], *([name, *row] for name, row in zip(table, shown, strict=True))]
     return figure
 
 
@@ -193,20 +168,18 @@ def strips(
     xs, ys, keys = zip(*dots, strict=True)
     edges = [OVER if ratio > 1 else SHORT for ratio in xs]
     fills = ["white" if key in rings else edge for key, edge in zip(keys, edges, strict=True)]
-    marks = [ratio for ratio in MARKS if min(xs) <= ratio <= max(xs)]
+    marks = (0.2, 0.5, 0.75, 1, 1.5, 2, 3, 5)
     with look():
-        figure = sheet(title, 26 * len(ratios) + 30, provenance)
-        ax = _rows(figure, list(ratios), 6, 26, 200)
-        ax.set(xscale="log", xlim=(min(xs) / 1.06, max(xs) * 1.06))
+        figure = sheet(title, 26 * len(ratios) + 28, provenance)
+        ax = _rows(figure, [*ratios], 200, 26, WIDTH - MARGIN - 200, 26)
+        ax.set_xscale("log")
         ax.set_xticks(marks, [f"{plus_minus(100 * (ratio - 1))} %" for ratio in marks], fontsize=SMALL)
         ax.minorticks_off()
+        ax.set_xlim(min(xs) / 1.06, max(xs) * 1.06)
         bare(ax)
         ax.grid(axis="x")
         ax.axvline(1, color=RULE, linewidth=1)
         ax.scatter(xs, ys, 80, fills, edgecolors=edges, zorder=3)
-    told = []
-    for name, found in ratios.items():
-        errors = [plus_minus(100 * (ratio - 1), 1) for ratio in sorted(found.values())]
-        told.append(f"{name} {errors[0]} to {errors[-1]} %" if errors else f"{name} no answer")
-    figure.alt = f"{stop(title)} Errors of answers, {'; '.join(told)}."
+    ends = sentence(f"{plus_minus(100 * (ratio - 1), 1)} %" for ratio in (min(xs), max(xs)))
+    figure.alt = f"{stop(title)} Errors of {len(xs)} answers, a row for each formula, between {ends}."
     return figure

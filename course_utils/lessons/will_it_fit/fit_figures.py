@@ -5,20 +5,18 @@ from html import escape
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import LogLocator, NullLocator
+from matplotlib.ticker import LogLocator
 
-from ...figures.style import MARGIN, NUMBERED, SMALL, WIDTH, CourseFigure, bare, look, room, sheet, text_width
+from ...figures.style import NUMBERED, SMALL, WIDTH, CourseFigure, bare, look, sheet
 from ...gpus import GPUS
 from ...interactive.guesses import Guess, mark_shown, stored_guesses
 from ...interactive.ledgers import show
-from ...palette import COLOURS, OVER, ink_on, signed, stop
+from ...palette import COLOURS, OVER, signed, stop
 from ...planning.fit import Candidate, Plan
 from ...planning.twin import SAFETY
-from ...units import GB, Table, format_bytes, percent
+from ...units import GB, Table, format_bytes, percent, plus_minus
 
-TOO_LARGE, FITS, PATH = "#BDBDBD", COLOURS["activations"], COLOURS["parameters"]
-LEGEND = ("too large", "fits", "the path, in the order of the table")
-LEFT, TOP, HIGH = 64.0, 28.0, 270.0  # points, of the plot
+PATH = COLOURS["parameters"]
 # The largest relative error of each grade, the grade, and words for it; 5 % is `SAFETY`.
 GRADES = (
     (0.01, "A", "You could quote this."),
@@ -33,44 +31,38 @@ def plan_figure(plan: Plan, title: str) -> CourseFigure:
     limit = plan.card.room / SAFETY
     fitting = [one for one in plan.tried if one.fits(plan.card)]
     others = [one for one in plan.tried if not one.fits(plan.card)]
-    shown = format_bytes(round(limit), "GB", 1)
-    name = [plan.card.name, f"less {percent(SAFETY - 1)}", "in reserve:", shown]
-    right = MARGIN + 6 + max(text_width(line, 11.5, bold=True) for line in name)
-    counts = f"{len(plan.tried)} estimated, {plan.covered:,} decided"
-    with look():
-        figure = sheet(title, TOP + HIGH + 46, f"{counts}; times at data-sheet rates, without overlap")
-        ax = figure.place(LEFT, TOP, WIDTH - LEFT - right, HIGH)
-        ax.set(xscale="log", yscale="log", xlabel="seconds lost per step", ylabel="estimated peak in GB")
-        handles = []
-        # Those that fit come after those that do not, and so on top of them.
-        for color, candidates in {TOO_LARGE: others, FITS: fitting, PATH: plan.path}.items():
-            places = ([one.lost for one in candidates], [one.peak / GB for one in candidates])
-            handles += ax.plot(*places, "-" if color == PATH else "o", color=color, markersize=6, linewidth=2)
-        ax.axhline(limit / GB, color=OVER, linewidth=1.8)
-        ax.margins(0.06, 0.08)
-        place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "va": "center"}
-        ax.annotate("\n".join(name), (1, limit / GB), (6, 0), color=OVER, fontweight="bold", **place)
-        _ticks(ax)
-        _number(ax, plan.path)
-        corner = ((MARGIN - LEFT) / room(ax), 1 + 10 / HIGH)
-        ax.legend(handles, LEGEND, ncols=3, loc="lower left", bbox_to_anchor=corner)
-    steps = "; ".join(
-        f"{index} {step.what}: {format_bytes(step.peak, 'GB', 1)}, {step.lost:.2f} seconds lost"
-        for index, step in enumerate(plan.path)
+    name = f"{plan.card.name}\nless {percent(SAFETY - 1)}\nin reserve:\n{format_bytes(round(limit), 'GB', 1)}"
+    note = (
+        f"{len(plan.tried)} estimated, {plan.covered:,} decided; times at data-sheet rates, without overlap"
     )
-    dots = f"{len(plan.tried)} dots, {len(fitting)} of them fit {plan.card.name}"
-    figure.alt = f"{stop(title)} {dots}. The path: {steps}."
+    with look():
+        figure = sheet(title, 344, note)
+        ax = figure.place(64, 28, WIDTH - 64 - 118, 270)
+        # Those that fit come after those that do not, and so on top of them.
+        for label, candidates, style, color in (
+            ("too large", others, "o", "#BDBDBD"),
+            ("fits", fitting, "o", COLOURS["activations"]),
+            ("the path, in the order of the table", plan.path, "-", PATH),
+        ):
+            places = [one.lost for one in candidates], [one.peak / GB for one in candidates]
+            ax.plot(*places, style, color=color, markersize=6, linewidth=2, label=label)
+        ax.axhline(limit / GB, color=OVER, linewidth=1.8)
+        place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "va": "center"}
+        ax.annotate(name, (1, limit / GB), (6, 0), color=OVER, fontweight="bold", **place)
+        ax.set(xscale="log", yscale="log", xlabel="seconds lost per step", ylabel="estimated peak in GB")
+        ax.margins(0.06, 0.08)
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_major_formatter(NUMBERED)
+        ax.minorticks_off()
+        ax.grid(axis="y")
+        bare(ax, "bottom")
+        _number(ax, plan.path)
+        ax.legend(ncols=3, loc="lower left", bbox_to_anchor=(0, 1.03))
+    first, last = (format_bytes(plan.path[at].peak, "GB", 1) for at in (0, -1))
+    told = f"{len(fitting)} of {len(plan.tried)} configurations fit; the path goes from {first} to {last}"
+    figure.alt = f"{stop(title)} Peak against seconds lost: {told}."
     return figure
-
-
-def _ticks(ax: Axes) -> None:
-    """Numbers at 1, 2 and 5 of each power of ten, as the course writes them."""
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.set_major_formatter(NUMBERED)
-        axis.set_minor_locator(NullLocator())
-    ax.grid(axis="y")
-    bare(ax, "bottom")
 
 
 def _number(ax: Axes, path: Sequence[Candidate]) -> None:
@@ -81,25 +73,23 @@ def _number(ax: Axes, path: Sequence[Candidate]) -> None:
     for index, point in enumerate(points):
         near = (first for first in marks if abs(points[first] - point).max() < 15)
         marks.setdefault(next(near, index), []).append(str(index))
+    style = {"color": "white", "fontweight": "bold", "fontsize": SMALL, "ha": "center", "va": "center"}
     for first, numbers in marks.items():
         shape = "circle,pad=0.25" if len(numbers) == 1 else "round,pad=0.3,rounding_size=0.8"
         ring = {"boxstyle": shape, "facecolor": PATH, "edgecolor": "white"}
-        style = {"color": ink_on(PATH), "fontweight": "bold", "fontsize": SMALL, "bbox": ring}
-        place = (path[first].lost, path[first].peak / GB)
-        ax.text(*place, ", ".join(numbers), ha="center", va="center", **style)
+        ax.text(path[first].lost, path[first].peak / GB, ", ".join(numbers), bbox=ring, **style)
 
 
 def path_table(plan: Plan) -> Table:
     """The expert's path: each choice, how far it moves the peak, what is lost, and whether the run fits."""
     rows = [("choice", "peak", "change", "lost per step", "fits")]
-    before = plan.path[0]
     for index, step in enumerate(plan.path):
+        before = plan.path[max(0, index - 1)]
         name = f"{index} · {step.what}"
         peak = format_bytes(step.peak, "GB", 1)
         by = signed(step.peak - before.peak, "GB", 1) if index else ""
         fits = "yes" if step.fits(plan.card) else "no"
         rows.append((name, peak, by, f"{step.lost:.2f} s", fits))
-        before = step
     return Table(rows)
 
 
@@ -129,9 +119,7 @@ class Graded(NamedTuple):
         error = self.guess.amount / self.actual - 1
         found = ((grade, words) for most, grade, words in GRADES if abs(error) <= most)
         grade, words = next(found, ("E", "Go through the step moment by moment, and take the fullest one."))
-        sign = "+" if error > 0 else "−"
-        off = f"{sign}{percent(abs(error), 1)}"
-        return f"Grade {grade}: prediction − {self.word} = {off}. {words}"
+        return f"Grade {grade}: prediction − {self.word} = {plus_minus(100 * error, 1)} %. {words}"
 
     def _repr_html_(self) -> str:
         return f"<p style='font-size:115%'>{escape(repr(self))}</p>"
