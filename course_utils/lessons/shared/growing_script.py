@@ -1,0 +1,176 @@
+"""One training script through the whole course: lessons change a few lines, and a table shows the effect."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from difflib import unified_diff
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from ... import TrainingRun, estimate, replay
+from ...errors import unknown
+from ...interactive.course_files import HAS_FOLDER, ROOT, python_path
+from ...interactive.learner_folder import clear_problems, course_home
+from ...measuring.files import read_measurement
+from ...units import Table, format_bytes, format_signed
+
+STAGES: dict[str, dict[str, Any]] = tomllib.loads(
+    Path(__file__).with_name("stages.toml").read_text(encoding="utf-8")
+)
+TORCH = "2.13.0"
+"""The release of torch that the stored simulations ran on."""
+
+OWN = "my_train.py"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The script after a lesson: what the lesson `changes`, and the same training as a run.
+
+    `simulated` is the allocated peak in bytes; `counted` what the GPU `device` counted, 0 where nothing is
+    recorded.
+    """
+
+    lesson: str
+    what: str
+    run: TrainingRun
+    simulated: int
+    counted: int = 0
+    tokens_per_second: float = 0
+    device: str = ""
+    counted_torch: str = ""
+    date: str = ""
+
+    @property
+    def file(self) -> Path:
+        return ROOT / "notebooks" / "train" / f"train_{self.lesson}.py"
+
+
+def stages() -> list[Stage]:
+    """All stages, in order; each run is the one before with what this lesson changes."""
+    found = []
+    choices: dict[str, Any] = {}
+    for lesson, facts in STAGES.items():
+        choices |= facts["run"]
+        found.append(Stage(**facts | {"lesson": lesson, "run": TrainingRun(**choices)}))
+    return found
+
+
+@dataclass(frozen=True, repr=False)
+class Script:
+    """The growing script in a lesson: the lesson's change, and the table up to here with the learner's copy.
+
+    `own` is that copy, `peak` its allocated peak in bytes; `problem` says why it has none.
+    """
+
+    stages: list[Stage]
+    own: Path
+    peak: int | None
+    problem: str = ""
+
+    def __repr__(self) -> str:
+        parts = [self.change(), repr(self.table()), *self.notes()]
+        return "\n\n".join(filter(None, parts))
+
+    def _repr_html_(self) -> str:
+        lines = [_colored(line) for line in self.change().splitlines()]
+        sheet = "background:#fff;color:#111;padding:.5em"
+        change = f"<pre style='{sheet}'>{'<br>'.join(lines)}</pre>" if lines else ""
+        notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes())
+        return change + self.table()._repr_html_() + notes
+
+    def change(self) -> str:
+        """The lines that this lesson changes, as a unified diff; "" for the first stage."""
+        if len(self.stages) == 1:
+            return ""
+        before, after = (stage.file.read_text(encoding="utf-8").splitlines() for stage in self.stages[-2:])
+        names = (stage.file.name for stage in self.stages[-2:])
+        return "\n".join(unified_diff(before, after, *names, n=1, lineterm=""))
+
+    def table(self) -> Table:
+        """Rows of the stages, and one of the learner's copy: formula, simulation, what a GPU counted."""
+        rows = [("lesson", "change", "estimated", "simulated", "gap", "counted", "tokens/s")]
+        for stage in self.stages:
+            estimated = estimate(stage.run).total
+            counted = _gb(stage.counted) if stage.counted else "not recorded"
+            speed = f"{stage.tokens_per_second:,.0f}" if stage.tokens_per_second else "not recorded"
+            gap = format_signed(estimated - stage.simulated)
+            rows.append((stage.lesson, stage.what, _gb(estimated), _gb(stage.simulated), gap, counted, speed))
+        if self.peak is not None:
+            rows.append(("", f"yours, {OWN}", "", _gb(self.peak), "", "", ""))
+        return Table(rows, words=2)
+
+    def notes(self) -> Iterator[str]:
+        """Where the numbers come from, and what the learner can do now."""
+        yield f"Simulated: max_memory_allocated() by the allocator's rules, torch {TORCH}."
+        for stage in self.stages:
+            if stage.counted:
+                told = f"{stage.device}, torch {stage.counted_torch}, {stage.date}"
+                yield f"Lesson {stage.lesson} was counted on {told}."
+        if self.problem:
+            yield f"{OWN} could not be watched: {self.problem}"
+        place = "" if HAS_FOLDER else f" in {self.own.parent}"
+        yield f"{OWN}{place} is your copy: change it, and run this cell again. Nothing overwrites it."
+
+
+def script(lesson: int) -> Script:
+    """The growing script as `lesson` leaves it, next to the learner's own copy, which is watched here.
+
+    Where there is no copy yet, the stage before this lesson's becomes it (lesson 01's own for the first): the
+    learner applies the lesson's change. A copy that is there is only read. Raises ValueError for a lesson
+    that does not change the script.
+    """
+    known = stages()
+    numbers = [stage.lesson for stage in known]
+    number = f"{lesson:02d}"
+    if number not in numbers:
+        raise unknown("stage of the script", number, numbers)
+    shown = known[: numbers.index(number) + 1]
+    own = _own_copy(shown[-2:][0])
+    try:
+        return Script(shown, own, watched(own))
+    except ValueError as error:
+        return Script(shown, own, None, str(error))
+
+
+def _own_copy(stage: Stage) -> Path:
+    """The learner's copy, next to the lessons or where COURSE_SCRIPT says; a new one is that of `stage`."""
+    folder = ROOT / "notebooks" if HAS_FOLDER else course_home()
+    own = Path(os.environ.get("COURSE_SCRIPT") or folder / OWN)
+    with clear_problems():
+        own.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError), own.open("x", encoding="utf-8") as file:  # never over what is there
+            file.write(stage.file.read_text(encoding="utf-8"))
+    return own
+
+
+def watched(file: Path) -> int:
+    """The allocated peak in bytes of a script's second step on a simulated GPU, by `watch` as a process.
+
+    Raises ValueError with what `watch` says of a script that it cannot follow.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        saved = Path(folder) / "measurement.json"
+        command = [sys.executable, "-m", "course_utils", "watch", "--save", str(saved), str(file)]
+        variables = os.environ | {"PYTHONPATH": python_path()}
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise ValueError(done.stderr.strip().splitlines()[-1])
+        return replay(read_measurement(saved)).peak_allocated
+
+
+def _gb(size: int) -> str:
+    return format_bytes(size, "GB", 2)
+
+
+def _colored(line: str) -> str:
+    """A line of a diff as HTML; its sign tells what the color tells."""
+    color = {"+": "#00624A", "-": "#A8071A"}.get(line[:1])
+    text = escape(line)
+    return f"<span style='color:{color}'>{text}</span>" if color else text
