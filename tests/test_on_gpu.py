@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from course_utils import TrainingRun, compare_with_gpu, measure, on_gpu, read_snapshot
+from course_utils import TrainingRun, compare_with_gpu, gpu, measure, on_gpu, read_snapshot
 from course_utils.errors import StepError
 from course_utils.estimating.workspaces import workspaces_of
+from course_utils.measuring import live
 from course_utils.measuring.cuda_answers import CARD, Memory, answers
 from course_utils.watching import on_gpu as cards
 
@@ -233,3 +234,13 @@ def test_a_card_counts_what_the_simulation_does_and_runs_out_of_memory_where_one
         torch.empty(2 * 10**9, dtype=torch.uint8, device="cuda")
     with on_gpu():
         assert torch.empty(2 * 10**9, dtype=torch.uint8, device="cuda").nbytes == 2 * 10**9
+
+
+def test_a_card_that_is_smaller_than_the_code_needs_is_simulated_and_says_so(monkeypatch, capsys):
+    monkeypatch.delenv("COURSE_SOURCE", raising=False)
+    monkeypatch.setattr(live, "usable_gpu", lambda: (gpu("T4-16GB"), ""))
+    with on_gpu(needs="50 GB"):
+        torch.ones(10, device="cuda")
+    assert "simulated GPU" in (said := capsys.readouterr().out) and "a T4-16GB is too small for this" in said
+    with pytest.raises(ValueError, match="needs is 0: it takes bytes, or a text"), on_gpu(needs=0):
+        pass

@@ -44,15 +44,16 @@ ANYWHERE = (ASK_DEVICE, torch.ops.aten.detach.default)  # What is asked of a ten
 
 
 @contextmanager
-def on_gpu(memory: int | str | None = None, ranks: int = 1) -> Iterator[None]:
+def on_gpu(memory: int | str | None = None, ranks: int = 1, needs: int | str | None = None) -> Iterator[None]:
     """Inside, `device="cuda"` is this machine's GPU, or a simulated one where there is none; prints which.
 
     Plain torch code runs there: modules, autocast, checkpoints, optimizers, hooks. Tensors live on from one
     block (or cell) to the next. torch.cuda answers: memory_allocated, max_memory_allocated, memory_reserved,
     memory_stats, mem_get_info, memory._snapshot and so on. `memory`, in bytes or as in "16 GB", is where
     torch.OutOfMemoryError is raised; without it a simulated GPU has no limit. With `ranks` over 1 this is
-    rank 0 of so many simulated ones, for FSDP2, always simulated, and nothing lives on after the block.
-    Afterwards torch is as it was.
+    rank 0 of so many simulated ones, for FSDP2, always simulated, and nothing lives on after the block. A GPU
+    with less memory than the code `needs` (written as `memory` is) is simulated, too. Afterwards torch is as
+    it was.
 
     Raises StepError, with the line, for what a simulated GPU cannot say, such as the value of a loss;
     ValueError for a memory or ranks that are none; SimulationUnavailable where no GPU can be simulated.
@@ -60,11 +61,12 @@ def on_gpu(memory: int | str | None = None, ranks: int = 1) -> Iterator[None]:
     """
     if type(ranks) is not int or ranks < 1:
         raise ValueError(f"ranks is {ranks!r}: a whole number of GPUs, 1 or more")
-    limit = None if memory is None else parse_bytes(memory)
-    if limit is not None and limit < 1:
-        raise ValueError(f"memory is {memory!r}: it takes bytes, or a text such as '16 GB'")
+    limit = _bytes("memory", memory)
+    least = _bytes("needs", needs)
     source = forced_source()
-    if ranks == 1 and (source == "live" or (source == "auto" and live.usable_gpu()[0] is not None)):
+    here = live.usable_gpu()[0] if source == "auto" and ranks == 1 else None
+    too_small = here is not None and least is not None and here.memory < least
+    if ranks == 1 and (source == "live" or (here is not None and not too_small)):
         live.demand_gpu()
         print(provenance_of("live"))
         with _limited(limit):
@@ -75,6 +77,8 @@ def on_gpu(memory: int | str | None = None, ranks: int = 1) -> Iterator[None]:
     if not works:
         raise SimulationUnavailable(how)
     note = f"rank 0 of {ranks} simulated ranks" if ranks > 1 else ""
+    if here is not None:
+        note = f"a {here.name} is too small for this"
     print(provenance_of("simulated", note))
     card = _card() if ranks == 1 else _Card(ShardTracker("cuda"))
     with card.entered(limit, ranks):
@@ -90,6 +94,14 @@ def on_new_gpu(memory: int | None = None) -> Iterator[None]:
         stack.enter_context(mock.patch.dict(globals(), _card=lambda: card))
         stack.enter_context(card.entered(memory, ranks=1))
         yield
+
+
+def _bytes(name: str, size: int | str | None) -> int | None:
+    """A size in bytes, or None. Raises ValueError for one that is none."""
+    found = None if size is None else parse_bytes(size)
+    if found is not None and found < 1:
+        raise ValueError(f"{name} is {size!r}: it takes bytes, or a text such as '16 GB'")
+    return found
 
 
 @contextmanager

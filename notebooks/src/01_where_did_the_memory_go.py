@@ -2,7 +2,7 @@
 # jupyter:
 #   course:
 #     minutes: 65
-#     cpu_seconds: 30
+#     cpu_seconds: 25
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -15,8 +15,8 @@
 # **65 minutes.** You should know what forward and backward passes are, and have trained a network once. You need no
 # GPU.
 #
-# This lesson accounts for a training step of GPT-2 XL. Then you judge a public disagreement: does it train on a 32 GB
-# card?
+# This lesson accounts for a training step of GPT-2 XL. You read a training script of 60 lines, change it, and judge a
+# public disagreement: does this model train on a 32 GB card?
 
 # %% [markdown]
 # ## Why count bytes?
@@ -45,14 +45,13 @@ print(f"throughput: {tokens / gpu_hours / 3600:,.0f} tokens per second on each G
 # GPT-2 XL's weights are small:
 
 # %%
-from course_utils import PRESETS, format_bytes, gpu, plus_minus
+from course_utils import gpu
 
-model_size, card = PRESETS["gpt2-xl"], gpu("RTX5090-32GB")  # change this
-N = model_size.parameters
-print(f"N = {N:,} parameters in {model_size.layers} layers of h = {model_size.hidden:,}")
-print(f"weights in 16-bit: 2 bytes · N = {format_bytes(2 * N)}")
-print(f"a card sold as 32 GB ({card.name}): {format_bytes(card.memory, 'GB', 1)}")
-print(f"what a program gets: {format_bytes(card.room, 'GB', 1)}")
+h, L, a, V, positions = 1600, 48, 25, 50257, 1024  # GPT-2 XL
+N = L * (12 * h**2 + 13 * h) + (V + positions + 2) * h  # lesson 04 counts them
+card = gpu("RTX5090-32GB")  # change this
+print(f"N = {N:,} parameters, in 16 bits {2 * N / 1e9:.1f} GB")
+print(f"{card.name}: {card.memory / 1e9:.1f} GB, a program gets {card.room / 1e9:.1f} GB")
 
 # %% [markdown]
 # A card "of 32 GB" has about 32 *GiB* ([lesson 00](00_start_here.ipynb)). The driver keeps a part, and the weights fill
@@ -68,7 +67,7 @@ print(f"what a program gets: {format_bytes(card.room, 'GB', 1)}")
 # allocated at the step's peak?
 
 # %%
-from course_utils.interactive.guesses import predict, reveal, waits_for
+from course_utils.interactive.guesses import predict, reveal
 
 predict("01.puzzle", unit="GB")
 
@@ -96,25 +95,22 @@ with on_gpu():
         optimizer.step()  # + Adam's states, in the first step only
         optimizer.zero_grad()  # − gradients
         left, peak = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
-        print(
-            f"step {number}: {kept / 1e6:.1f} MB after forward, {left / 1e6:.1f} MB left, "
-            f"peak {peak / 1e6:.1f} MB"
-        )
+        print(f"step {number}: {kept / 1e6:.1f} MB after forward, peak {peak / 1e6:.1f} MB")
+    print(f"left after a step: {left / 1e6:.1f} MB")
 
 # %% [markdown]
+# Change 4096 to 8192 rows: what grows, and by how many MB? Predict, run.
+#
 # What is left after a step? **Estimate**: the weights, Adam's two states, and the batch.
 
 # %%
-with on_gpu():
-    weights = sum(weight.nbytes for weight in model.parameters())
-    moments = ("exp_avg", "exp_avg_sq")
-    states = sum(state[name].nbytes for state in optimizer.state.values() for name in moments)
+weights = sum(weight.nbytes for weight in model.parameters())
+moments = 2 * weights  # fp32, as the weights
+gap = weights + moments + x.nbytes - left
 print(
-    f"weights {weights / 1e6:.1f} MB, "
-    f"Adam's states {states / 1e6:.1f} MB, batch {x.nbytes / 1e6:.1f} MB"
+    f"weights {weights / 1e6:.1f} MB, states {moments / 1e6:.1f} MB, batch {x.nbytes / 1e6:.1f} MB"
 )
-gap = weights + states + x.nbytes - left
-print(f"the gap: {plus_minus(gap)} bytes, 512 for the loss and 2 times {(-gap - 512) // 2:,}")
+print(f"the gap: {gap:+,} bytes, 512 for the loss and 2 times {(-gap - 512) // 2:,}")
 
 # %% [markdown]
 # **The gap.** The loss is one number, in the smallest block. The rest is two
@@ -125,78 +121,93 @@ print(f"the gap: {plus_minus(gap)} bytes, 512 for the loss and 2 times {(-gap - 
 # workspace. Some texts see "preparatory work" in step 1. No counted byte belongs to it. Time is another matter: in step
 # 1 a real card also loads kernels and gets its first memory from the driver.
 #
-# Change 4096 to 8192 rows: what grows, and by how many MB? Predict, run both cells.
-#
-# Counters do not say which tensors they count. `measure` does, with a copy of a model on the CPU.
+# **Your turn.** A peak counts from the last reset. Write the two lines of `peak_of`. It is right if the second peak is
+# not the first one's.
+
 
 # %%
-from course_utils import measure
+def peak_of(work):
+    """Return the most bytes that were allocated at once while work() ran."""
+    # write two lines here
+    return torch.cuda.max_memory_allocated()
 
 
-def train_step(model, optimizer, x):
-    loss = (model(x) - x).pow(2).mean()
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
+def take(megabytes):
+    return lambda: torch.empty(megabytes * 10**6, dtype=torch.uint8, device="cuda")
 
 
-mine = nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024))
-adamw = torch.optim.AdamW(mine.parameters(), lr=1e-3)
-batch = torch.randn(4096, 1024)
-measure(step=train_step, model=mine, optimizer=adamw, batch=batch, card="A100-80GB")
+with on_gpu():
+    large, small = peak_of(take(2000)), peak_of(take(500))
+done = round((large - small) / 1e8) == 15
+print(
+    "Right."
+    if done
+    else f"Not yet: {large / 1e6:,.0f} and {small / 1e6:,.0f} MB should differ by 1,500."
+)
 
 # %% [markdown]
-# This is step 2's peak again, kind by kind. Without `card`, `measure` leaves out cuBLAS's workspaces.
+# <details><summary>The two lines</summary>
 #
-# ### The same for any run
+# `torch.cuda.reset_peak_memory_stats()`, then `work()`. Without the reset the second peak would be the first one again.
+# Without the call nothing is allocated.
+#
+# </details>
+#
+# ### Which tensors are they?
+# Counters do not say. A *memory snapshot* does: PyTorch notes where each block was allocated, from the moment at which
+# you switch the history on. This works in any script on a GPU:
+
+
+# %%
+def allocated_blocks():
+    segments = torch.cuda.memory._snapshot()["segments"]
+    blocks = [block for segment in segments for block in segment["blocks"]]
+    return {block["address"]: block for block in blocks if block["state"] == "active_allocated"}
+
+
+with on_gpu():
+    torch.cuda.memory._record_memory_history(stacks="python")
+    before = allocated_blocks()
+    loss = (model(x) - x).pow(2).mean()  # change this: model(x).relu().mean()
+    for address, block in allocated_blocks().items():
+        if address not in before:
+            print(f"{block['size'] / 1e6:6.2f} MB from {block['frames'][0]['name']}")
+    torch.cuda.memory._record_memory_history(enabled=None)
+
+# %% [markdown]
+# The two large ones are the inputs of GELU and of the second layer. `pow` needs the difference in backward. The last is
+# the loss. `torch.cuda.memory._dump_snapshot("snapshot.pickle")` writes all this for PyTorch's own
+# [viewer](https://docs.pytorch.org/memory_viz) ([lesson 12](12_allocator_and_fragmentation.ipynb)).
+
+# %% [markdown]
+# ## Four steps of a small Llama
 # A *run* is a training written down: model, batch, number formats, optimizer, kernels, but no tensor. `measure(run)`
-# takes the steps of the loop above and watches every allocation.
+# takes the steps of the loop above and watches every allocation. Here: Llama 3.2 1B, four sequences of 1,024 tokens,
+# [autocast](../docs/glossary.md#autocast) to [bf16](../docs/glossary.md#fp16-and-bf16), AdamW.
 #
-# Take Llama 3.2 1B, four sequences of 1,024 tokens, autocast to [bf16](../docs/glossary.md#fp16-and-bf16), AdamW.
-#
-# **Your guess.** How high are the peaks of steps 1 and 2? How much is left after `zero_grad`?
+# **Your guess.** Its 1.24 billion parameters are in fp32. How much is left after `zero_grad`?
 
 # %%
-from course_utils import TrainingRun
-
-small = TrainingRun("llama3.2-1b", micro_batch=4, seq_len=1024)
-print(
-    "weights, gradients, Adam's two states, 4 bytes each: "
-    f"{format_bytes(16 * small.model.parameters, 'GB', 1)}"
-)
-predict("01.first_step", asks="first step")
-predict("01.second_step", asks="second step")
-predict("01.left", asks="left afterwards")
+predict("01.left", unit="GB")
 
 # %%
+from course_utils import TrainingRun, measure
 from course_utils.figures import timeline
 
-waits_for("01.left")
-four_steps = measure(small, steps=4)
+four_steps = measure(TrainingRun("llama3.2-1b", micro_batch=4, seq_len=1024), steps=4)
+reveal("01.left", four_steps.moments["end of step 4"].total)
+for number, peak in four_steps.timeline.step_peaks().items():
+    print(f"step {number}: peak {peak / 1e9:.2f} GB")
 timeline(four_steps, "Optimizer states arrive at the end of step 1 and never leave")
 
 # %% [markdown]
 # In **forward** the [activations](../docs/glossary.md#activations) pile up. In **backward** they are freed, from the
 # last layer to the first, and [gradients](../docs/glossary.md#gradients) take their place. The *weight copies* are
-# [autocast](../docs/glossary.md#autocast)'s 16-bit copy of each matrix.
-
-# %%
-peaks, word = four_steps.timeline.step_peaks(), four_steps.word
-for number in (1, 2, 3, 4):
-    print(f"step {number}: {word} peak {peaks[number]:,} bytes")
-estimated = 20 * small.model.parameters + 2 * 8 * small.micro_batch * small.seq_len
-print(
-    "20 bytes · N, plus tokens and targets of 8 bytes: "
-    f"{estimated:,}, the gap {plus_minus(estimated - peaks[1])}"
-)
-reveal("01.first_step", peaks[1])
-reveal("01.second_step", peaks[2])
-reveal("01.left", four_steps.moments["end of step 4"].total)
-
-# %% [markdown]
-# Step 1 peaks in its optimizer phase, with five numbers per parameter: the four above and, for a moment, the square
-# root of Adam's variance, which a [*foreach* optimizer](../docs/glossary.md#foreach-for-loop-fused) computes for all
-# parameters at once. Step 2 peaks higher, in backward: activations now meet the states.
+# autocast's 16-bit copy of each matrix. What is left has 12 bytes per parameter: weights and two states of 4.
+#
+# Step 1 peaks in its optimizer phase, with five numbers per parameter: weight, gradient, two states, and for a moment
+# the square root of Adam's variance, which a [*foreach* optimizer](../docs/glossary.md#foreach-for-loop-fused) computes
+# for all parameters at once. Step 2 peaks higher, in backward: activations now meet the states.
 #
 # Four lifetimes explain the figure: *[temporary](../docs/glossary.md#temporaries)* (a part of one phase), *from forward
 # to backward* (activations), *from backward to zero_grad* (gradients), *the whole training* (parameters and [optimizer
@@ -222,13 +233,12 @@ print(f"largest difference from autograd's dL/dW: {off:.4f}, expected 0")
 
 # %% [markdown]
 # Take three operations of GPT-2 XL's width, on one sequence of 1,024 tokens in bf16: a linear layer, a GELU and the
-# addition of a [residual connection](../docs/glossary.md#residual-connection).
+# addition of a [residual connection](../docs/glossary.md#residual-connection). Their input has s·h = 1,024 · 1,600
+# numbers of 2 bytes.
 #
 # **Your guess.** How many MB do they keep together?
 
 # %%
-s, b, h = 1024, 32, model_size.hidden
-print(f"s·h numbers in bf16: {format_bytes(2 * s * h, 'MB')}")
 predict("01.kept", unit="MB")
 
 # %% [markdown]
@@ -236,7 +246,7 @@ predict("01.kept", unit="MB")
 # gradient. The bytes are per sequence.)
 
 # %%
-total = 0
+total, b, s = 0, 32, 1024
 with on_gpu():
     zero = torch.zeros((), device="cuda", requires_grad=True)
     linear = nn.Linear(h, h, bias=False, device="cuda", dtype=torch.bfloat16)
@@ -285,48 +295,177 @@ reveal("01.states", each * N)
 # %% [markdown]
 # The rule "16 GB per billion parameters" is these five tensors: no activations, no loss, no temporaries. Change
 # `torch.bfloat16` to `torch.float32`: predict, run. (`float()` of fp32 weights makes no copy.)
-#
-# Does a real step agree? The puzzle uses this recipe (`bf16-master`), recomputes every [transformer
-# block](../docs/glossary.md#transformer-block) in backward, and copies all gradients to fp32 in the optimizer. At the
-# end of backward only weights, gradients and states are left.
-#
-# A run's `adamw` means two things. With fp32 weights, so also under autocast, it is PyTorch's own choice on a GPU:
-# foreach, all parameters at once. Under `bf16-master`, `adamw` copies and updates one parameter after the other, and
-# `adamw-foreach` all at once. The puzzle uses `adamw-foreach`.
+
+# %% [markdown]
+# ## A training script
+# Here is a whole script, [train_01.py](train/train_01.py), in three cells. First one [transformer
+# block](../docs/glossary.md#transformer-block): attention and an MLP, each behind a norm, each added to its input.
 
 # %%
-from course_utils.interactive.ledgers import show_ledger
+from torch.nn import functional as F
 
-waits_for("01.states")
+
+class Block(nn.Module):
+    def __init__(self, h, a):
+        super().__init__()
+        self.norm1, self.norm2, self.a = nn.LayerNorm(h), nn.LayerNorm(h), a
+        self.qkv, self.out = nn.Linear(h, 3 * h), nn.Linear(h, h)
+        self.mlp = nn.Sequential(nn.Linear(h, 4 * h), nn.GELU(), nn.Linear(4 * h, h))
+
+    def forward(self, x):
+        b, s, h = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(b, s, 3 * self.a, -1).transpose(1, 2).chunk(3, 1)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(b, s, h))
+        return x + self.mlp(self.norm2(x))
+
+
+# %% [markdown]
+# Then GPT-2: an embedding, L blocks, a norm. The loss compares [logits](../docs/glossary.md#logits), one number per
+# token and word of the vocabulary, with the next tokens.
+
+
+# %%
+POSITIONS = 1024
+
+
+class GPT(nn.Module):
+    def __init__(self, h, L, a):
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(V, h), nn.Embedding(POSITIONS, h)
+        self.blocks, self.norm = nn.ModuleList(Block(h, a) for _ in range(L)), nn.LayerNorm(h)
+
+    def forward(self, ids):
+        x = self.tokens(ids) + self.positions.weight[: ids.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x)
+
+    def loss(self, x, targets):  # the head shares the embedding's weights
+        logits = F.linear(x, self.tokens.weight)
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+# %% [markdown]
+# And the loop. The sizes are those of the smallest GPT-2, so that it runs on a card of 16 GB.
+
+# %%
+import time
+
+
+def train(h=768, L=12, a=12, b=8, s=1024, steps=20):
+    model = GPT(h, L, a).to("cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+    text = torch.randint(V, (b, s + 1), device="cuda")  # your data goes here
+    for step in range(1, steps + 1):
+        began = time.perf_counter()
+        torch.cuda.reset_peak_memory_stats()
+        loss = model.loss(model(text[:, :-1]), text[:, 1:])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        value = loss.item()  # waits for the GPU
+        tokens = b * s / (time.perf_counter() - began)
+        peak = torch.cuda.max_memory_allocated() / 1e9
+        print(f"step {step}: loss {value:.3f}, {tokens:,.0f} tokens/s, peak {peak:.2f} GB")
+
+
+# %% [markdown]
+# With a GPU, `python my_train.py` trains in a terminal. Without one, `python3 -m course_utils watch my_train.py`
+# executes two of its steps on the simulated GPU. This cell does that for the script as it is shipped, and for yours:
+
+# %%
+from course_utils.lessons.shared.growing_script import script
+
+script(1)
+
+# %% [markdown]
+# **The gap** is cuBLAS's workspaces, 17 MB, and what blocks have beyond their tensors. The formula counts tensors.
+#
+# The script grows with the course: lessons change a few of its lines, and the table gets a row. Change `b=8` to `b=4` in
+# [my_train.py](my_train.py), save, and run the cell again. Does the peak halve?
+
+# %% [markdown]
+# ## The puzzle's step
+# Now the same `Block` and `GPT` at GPT-2 XL's size, with the puzzle's recipe. Weights and gradients are in bf16. The
+# optimizer has fp32 [master weights](../docs/glossary.md#master-weights), so the step copies gradients there, and
+# weights back. `chunks` and `micro_batches` stay 1 for now.
+
+# %%
+from torch.utils.checkpoint import checkpoint
+
+
+def loss_in(chunks, model, x, targets):
+    if chunks == 1:
+        return model.loss(x, targets)
+    parts = zip(x.chunk(chunks, 1), targets.chunk(chunks, 1))  # the logits of one part at a time
+    return sum(checkpoint(model.loss, *part, use_reentrant=False) for part in parts) / chunks
+
+
+def training_step(model, groups, text, chunks, micro_batches):
+    for part in text.chunk(micro_batches):
+        loss = loss_in(chunks, model, model(part), part) / micro_batches
+        loss.backward()  # gradients of micro-batches add up
+    for weights, masters, adam in groups:
+        for weight, master in zip(weights, masters):
+            master.grad, weight.grad = weight.grad.float(), None
+        adam.step()
+        for weight, master in zip(weights, masters):
+            weight.data.copy_(master)
+            master.grad = None
+
+
+# %% [markdown]
+# `weigh` builds all this and returns the most bytes that were allocated in step 2. Each block's `forward` becomes a
+# checkpoint: it keeps the block's input alone, and backward computes the rest again.
+
+# %%
+from functools import partial
+
+
+def weigh(one_at_a_time=False, chunks=1, micro_batches=1):
+    with on_gpu(needs="50 GB"):  # a smaller card than that is simulated
+        model = GPT(h, L, a).to("cuda", torch.bfloat16)
+        for block in model.blocks:
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+        groups = []
+        every = list(model.parameters())
+        for weights in [[weight] for weight in every] if one_at_a_time else [every]:
+            masters = [nn.Parameter(weight.detach().float()) for weight in weights]
+            groups.append((weights, masters, torch.optim.AdamW(masters)))
+        text = torch.randint(V, (32, 1024), device="cuda")
+        for _ in range(2):
+            torch.cuda.reset_peak_memory_stats()
+            training_step(model, groups, text, chunks, micro_batches)
+        return torch.cuda.max_memory_allocated()
+
+
+del model, optimizer, x, loss  # they would count, too
+written_out = weigh()
+reveal("01.puzzle", written_out)
+print(f"a program gets {card.room / 1e9:.1f} GB")
+
+# %% [markdown]
+# A `TrainingRun` says the same in one line, and a real, larger card has taken this very step:
+
+# %%
 puzzle = TrainingRun(
     "gpt2-xl", micro_batch=32, precision="bf16-master", optimizer="adamw-foreach", recompute="full"
 )
 step = measure(puzzle)
-print(puzzle)
-claimed = {"parameters": 2 * N, "gradients": 2 * N, "optimizer_states": 12 * N}
-held = {kind: step.moments["end of backward"][kind] for kind in claimed}
-show_ledger(claimed, held, columns=("estimate", step.word))
-print(step.provenance)
+real = measure(puzzle, source="recorded", device="NVIDIA H200")
+print(
+    f"{written_out / 1e9:.2f} GB by the loop above, {step.peak / 1e9:.2f} GB of tensors by the run"
+)
+print(f"{real.counters['allocated'] / 1e9:.2f} GB counted, {real.provenance}")
 
 # %% [markdown]
-# **The gap** is rounding: PyTorch's [caching allocator](../docs/glossary.md#caching-allocator) hands out multiples of
-# 512 bytes, and most of GPT-2 XL's vectors have a size in between.
+# **The gap.** Both counters include what blocks have beyond their tensors, about 0.3 GB here. The card's is 0.1 GB
+# higher. Masks are 0.05 GB of that: the run's model has [dropout](../docs/glossary.md#dropout), as GPT-2 was published.
+# An H200's two workspaces of cuBLAS are 0.05 GB larger. The rest is blocks, which lie differently on each card.
 #
-# Texts after ZeRO say that large models need most memory for states. Do they? `estimate(run)` computes a peak without
-# running anything:
-
-# %%
-from course_utils import estimate
-
-waits_for("01.puzzle")
-for changes in ({"micro_batch": 1}, {"micro_batch": 32}, {"micro_batch": 32, "recompute": "full"}):
-    at_peak = estimate(TrainingRun("gpt2-xl", precision="bf16-master", **changes))
-    part = sum(at_peak[kind] for kind in claimed) / at_peak.total
-    peak = format_bytes(at_peak.total, "GB", 1)
-    print(f"{changes}: states, weights and gradients are {part:.0%} of {peak}")
-
-# %% [markdown]
-# That depends on how many tokens are on the GPU at once, and on what is recomputed.
+# In a run, `precision="bf16-master"` is the recipe of the loop. `"adamw-foreach"` copies all gradients at once and
+# updates all parameters at once. With this recipe, plain `"adamw"` takes one parameter after the other.
 
 # %% [markdown]
 # ## The stack of 41 GB
@@ -336,15 +475,15 @@ for changes in ({"micro_batch": 1}, {"micro_batch": 32}, {"micro_batch": 32, "re
 # %% tags=["hide-input"]
 from course_utils.figures import stack
 
-waits_for("01.puzzle")
 slides = {"parameters": 3, "gradients": 3, "optimizer_states": 18}
 slides |= {"activations": 8, "temporaries": 6, "cached": 3}
 rows = {"the slides' parts": {kind: size * 10**9 for kind, size in slides.items()}}
 for name in ("forward", "loss", "backward", "optimizer"):
     rows[f"peak of {name}"] = step.phase_peaks[name]
-peak = format_bytes(step.peak, "GB", 0)
-title = f"Activations never meet the fp32 buffer: 41 GB on paper, {peak} in the step"
-line = f"{card.name}: a program gets {format_bytes(card.room, 'GB', 1)}"
+title = (
+    f"Activations never meet the fp32 buffer: 41 GB on paper, {step.peak / 1e9:.0f} GB in the step"
+)
+line = f"{card.name}: a program gets {card.room / 1e9:.1f} GB"
 stack(rows, title, capacity=card.room, capacity_label=line, provenance=str(step.provenance))
 
 # %% [markdown]
@@ -354,11 +493,11 @@ stack(rows, title, capacity=card.room, capacity_label=line, provenance=str(step.
 # %%
 import matplotlib.pyplot as plt
 
-from course_utils.figures import COLOURS, show
+from course_utils.figures import show
 
 fig, ax = plt.subplots(figsize=(7, 2.5))
 for kind, size in step.phase_peaks["backward"].items():  # change this: "loss"
-    ax.barh(kind, size / 1e9, color=COLOURS[kind])
+    ax.barh(kind, size / 1e9, color="tab:blue")
 ax.axvline(card.room / 1e9, color="red")
 ax.set(title="The peak of backward by kind", xlabel="GB")
 show(fig, "Optimizer states are the longest of the bars; none alone reaches the card's line.")
@@ -369,152 +508,77 @@ show(fig, "Optimizer states are the longest of the bars; none alone reaches the 
 # activation. What, then, fills the fullest moment?
 
 # %%
-for item in step.largest(3):  # change this
-    size = format_bytes(item.bytes, "GB", 2)
-    print(f"{size}  {item.kind:12s} {item.dtype} {item.shape} from {item.operation}")
+step.explain(4)  # change this
 
 # %% [markdown]
-# The loss does, with three tensors of s·b·V numbers, one per token and word of the vocabulary:
-# [log-softmax](../docs/glossary.md#log-softmax), and two gradients on the way to the
-# [logits](../docs/glossary.md#logits). No text counts them. The slides' 8 GB are ZeRO's: the square root of all
-# activations, a rule of thumb (lesson 06). Change 3 to 6: what comes next, states or activations?
+# The checkpoints of 48 blocks, and then the loss: three tensors of s·b·V numbers, one per token and word of the
+# vocabulary. They are [log-softmax](../docs/glossary.md#log-softmax), and two gradients on the way to the logits. No
+# text counts them. The slides' 8 GB are ZeRO's: the square root of all activations, a rule of thumb (lesson 06). Change
+# 4 to 6: what comes next, states or activations?
 
 # %% [markdown]
 # ## Who is right about 32 GB?
-# Now defend your first guess.
+# The puzzle's card is too small. In the figure only *forward* stays below what a program gets. *Loss* and *backward*
+# hold the loss's tensors. The *optimizer* holds two fp32 numbers per parameter for a moment: the copies of all
+# gradients, and foreach's square roots. Neither text says how it computes the loss or steps its optimizer.
+#
+# So change the loop's lines. Update one parameter at a time: its copy is freed before the next one is made. Then
+# compute the loss in 8 [chunks](../docs/glossary.md#chunked-loss), so that no tensor of s·b·V numbers ever exists.
 
 # %%
-reveal("01.puzzle", step.peak)
-print(step.summary())
-real = measure(puzzle, source="recorded", device="NVIDIA H200")
-print(f"{format_bytes(real.counters['allocated'], 'GB', 2)} allocated, {real.provenance}")
-print(f"{format_bytes(real.counters['allocated'] - step.peak, 'MB', 0)} more than the tensors")
-extra = step.phase_peaks["optimizer"]["temporaries"]
-print(
-    f"optimizer: {format_bytes(extra, 'GB', 1)} of temporaries, {extra / N:.1f} bytes per parameter"
-)
-
-# %% [markdown]
-# A larger, real card took this very step (lines 2 and 3). Its `max_memory_allocated()` includes cuBLAS's workspaces
-# and what blocks have beyond their tensors.
-#
-# The puzzle's card is too small. In the figure only forward stays below what a program gets. *Loss* and *backward* hold
-# the loss's tensors. The *optimizer* holds two fp32 numbers per parameter for a moment: the copies of all gradients,
-# and the square roots of all variances, which foreach computes at once. Neither text says how it computes the loss or
-# steps its optimizer. Must all copies exist at once?
-
-# %%
-with on_gpu():
-    how_many = 24  # change this
-    shape, dtype = (4096, 4096), torch.bfloat16
-    gradients = [torch.zeros(shape, dtype=dtype, device="cuda") for _ in range(how_many)]
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    copies = [gradient.float() for gradient in gradients]
-    at_once = torch.cuda.max_memory_allocated() - before
-    del copies
-    torch.cuda.reset_peak_memory_stats()
-    for gradient in gradients:
-        copy = gradient.float()
-    one_by_one = torch.cuda.max_memory_allocated() - before
-    del gradients, gradient, copy
-print(f"all at once: {at_once / 1e6:,.1f} MB; one by one: {one_by_one / 1e6:,.1f} MB")
-
-# %% [markdown]
-# "One by one" needs two copies, because the name `copy` holds the last one until the next exists. Change 24 to 48:
-# which number doubles? Predict, run.
-#
-# You can change three things. Which do you need?
-#
-# * *one gradient at a time*: copy it, update its parameter, free the copy (`adamw` in this recipe). In PyTorch,
-#   `AdamW(..., fused=True)` is half of this cure in one word: no square roots, but a loop that copies all gradients
-#   first still does (lesson 02);
-# * *[micro-batches](../docs/glossary.md#micro-batch-and-global-batch)*: 8 of 4 sequences, gradients added up, then one
-#   step (lesson 08);
-# * a *[chunked loss](../docs/glossary.md#chunked-loss)*: 1/8 of the tokens at a time, so no tensor of s·b·V numbers
-#   ever exists (lesson 05).
-
-# %%
-one_gradient = {"optimizer": "adamw"}
-in_pieces = {"micro_batch": 4, "accumulation_steps": 8}  # change this
-choices = {
-    "the puzzle": puzzle,
-    "one gradient at a time": puzzle.replace(**one_gradient),
-    "8 micro-batches of 4": puzzle.replace(**in_pieces),
-    "both": puzzle.replace(**one_gradient, **in_pieces),
-    "one gradient, loss in 8 chunks": puzzle.replace(**one_gradient, loss_chunks=8),
-    "autocast": puzzle.replace(optimizer="adamw", precision="amp-bf16"),
+recipes = {
+    "one gradient at a time": {"one_at_a_time": True},
+    "… and the loss in 8 chunks": {"one_at_a_time": True, "chunks": 8},  # change this
 }
-estimates = {name: estimate(run) for name, run in choices.items()}
+for name, choices in recipes.items():
+    size = weigh(**choices)
+    print(f"{name}: {size / 1e9:.1f} GB, {(card.room - size) / 1e9:+.1f} GB free")
+
+# %% [markdown]
+# With both, all 32 sequences fit. One alone does not help: the peak moves to the other phase.
+#
+# Change a line and weigh again: `"micro_batches": 8` in place of the chunks (8 times 4 sequences, gradients added up,
+# then one step, lesson 08). Or `torch.optim.AdamW(masters, fused=True)` in `weigh`: no square roots, but a loop that
+# copies all gradients first still does (lesson 02). Each takes some seconds, which `estimate(run)` does not: it is a
+# formula, arithmetic for a pencil ([formula.py](../course_utils/estimating/formula.py)).
+
+# %%
+from course_utils import estimate
+
+one, pieces = {"optimizer": "adamw"}, {"micro_batch": 4, "accumulation_steps": 8}  # change this
+choices = {
+    "the puzzle": {},
+    "one gradient at a time": one,
+    "8 micro-batches of 4": pieces,
+    "both": one | pieces,
+    "one gradient, loss in 8 chunks": one | {"loss_chunks": 8},
+    "the same with eager attention": one | {"loss_chunks": 8, "attention": "eager"},
+    "one gradient, under autocast": one | {"precision": "amp-bf16"},
+}
+estimates = {name: estimate(puzzle.replace(**changes)) for name, changes in choices.items()}
 title = "The recipe decides: all 32 sequences at once fit, with loss and optimizer in pieces"
-waits_for("01.puzzle")
+print(f"the puzzle: estimated − simulated {estimates['the puzzle'].total - step.peak:+,} bytes")
 stack(estimates, title, capacity=card.room, capacity_label=line, provenance="estimated")
 
 # %% [markdown]
-# Each change alone lowers one of the two peaks. One gradient at a time plus either of the others fits. Would 2
-# micro-batches of 16 be enough for "both"? Predict, change both numbers, run.
+# **The gap** is two blocks of 512 bytes: the closed form leaves out tensors of a few numbers, such as the loss.
+# ([evidence](../docs/evidence.md) compares the two for 484 runs.) Would 2 micro-batches of 16 be enough for "both"?
+# Predict, change both numbers, run.
 #
-# These bars are estimates. Simulated steps check them below.
-#
-# Two things are still hidden in the figure. All its bars use *flash attention*. [Eager
-# attention](../docs/glossary.md#eager-attention) writes matrices of s·s numbers for each head, and backward needs them
-# for the block that it recomputes. And what makes autocast's bar so long?
-
-# %%
-waits_for("01.puzzle")
-for name in ("one gradient at a time", "autocast"):
-    weights = estimates[name]["parameters"] + estimates[name]["optimizer_states"]
-    kept = estimates[name]["activations"]
-    print(
-        f"{name}: weights and states {format_bytes(weights, 'GB', 1)}, "
-        f"activations {format_bytes(kept, 'GB', 1)}"
-    )
-chunks, both = choices["one gradient, loss in 8 chunks"], choices["both"]
-others = {
-    "loss in 8 chunks, eager attention": chunks.replace(attention="eager"),
-    "both, eager attention": both.replace(attention="eager"),
-    "8 micro-batches, autocast": both.replace(precision="amp-bf16"),
-}
-for name, run in others.items():
-    print(f"{name}: {format_bytes(estimate(run).total, 'GB', 1)} estimated")
-
-# %% [markdown]
-# Autocast's weights and states are smaller: it has no 16-bit weights next to the fp32 ones. Its checkpoints and its
-# loss are wider. In 8 micro-batches there are few of both, and it fits, too.
+# [Eager attention](../docs/glossary.md#eager-attention) writes matrices of s·s numbers for each head, and backward
+# needs them for the block that it recomputes. And autocast? Its weights and states are smaller, as it has no 16-bit
+# weights next to the fp32 ones. But its checkpoints and its loss are wider.
 #
 # **The recipe decides.** With flash attention, the slides are right if the loss takes all 32 sequences at once. With
-# eager attention, chunks of the loss are not enough. ZeRO's authors had no other kind: FlashAttention is from
+# eager attention, chunks of the loss are not enough, and ZeRO's authors had no other kind: FlashAttention is from
 # [2022](https://arxiv.org/abs/2205.14135). In micro-batches, one gradient at a time, the step fits with either kernel.
 # The newsletter's 32–35 GB is what 8 micro-batches need if all gradients are still upcast together, and that is more
 # than a program gets. (Lesson 05 examines their 60 GB of activations, lesson 06 their "about 8 GB" with checkpointing.)
 #
-# And the estimates? They are a *closed form*, arithmetic for a pencil
-# ([formula.py](../course_utils/estimating/formula.py)). The puzzle's step was simulated above. All blocks are alike, so 2
-# of the 48 are enough to check a recipe that peaks in backward. One that peaks in the optimizer's step gets 6: with 2, its
-# peak is at the loss. `compare` says where the gap comes from.
-
-# %%
-from dataclasses import replace
-
-from course_utils import compare
-
-gap = plus_minus(estimates["the puzzle"].total - step.peak)
-print(f"the puzzle, 48 blocks: estimated − {step.word} {gap} bytes")
-for name, run in choices.items():
-    layers = 6 if estimates[name].phase == "optimizer" else 2  # change this
-    short = compare(run.replace(model=replace(puzzle.model, layers=layers)))
-    print(f"\n{name}, {layers} blocks, peak in {short.measurement.peak_phase}:")
-    print(short.explanation())
-
-# %% [markdown]
-# **The gap** is a few thousand bytes, and most of it has a name. The closed form rounds only the states up to blocks of
-# 512 bytes, and it leaves out tensors of a few numbers. *Elsewhere* are gradients of vectors. In backward the formula
-# leaves out those of the last norm. In the optimizer step it still has the rounding of 16-bit gradients that are freed.
-#
-# So we understand the *simulation*. A card has more ([lesson 18](18_who_is_right.ipynb)): CUDA's
-# [context](../docs/glossary.md#context-cuda) (hundreds of MB, never counted as allocated), cuBLAS's workspaces, and what
-# PyTorch has [reserved](../docs/glossary.md#allocated-and-reserved) beyond its tensors (lesson 12). So "fits" needs more
-# than a bar that ends just below the line.
+# A card has more than tensors ([lesson 18](18_who_is_right.ipynb)): CUDA's [context](../docs/glossary.md#context-cuda)
+# (hundreds of MB, never counted as allocated), and what PyTorch has
+# [reserved](../docs/glossary.md#allocated-and-reserved) beyond them (lesson 12). So "fits" needs more than a bar that
+# ends just below the line.
 #
 # The slides name TensorFlow, too. Weights, gradients and states take the same bytes there and in JAX. Activations
 # depend on what the framework's compiler fuses or recomputes, and the rest on its allocator: JAX's takes [75 % of a
@@ -529,13 +593,15 @@ for name, run in choices.items():
 predict("01.layer", unit="GB")
 
 # %%
-keep_all = TrainingRun("gpt2-xl", micro_batch=32, precision="bf16-master")
-deeper = replace(keep_all.model, layers=keep_all.model.layers + 1)  # change this
+from dataclasses import replace
+
+keep_all = puzzle.replace(optimizer="adamw", recompute="none")
+deeper = replace(keep_all.model, layers=L + 1)  # change this
 reveal("01.layer", estimate(keep_all.replace(model=deeper)).total - estimate(keep_all).total)
-for changes in ({}, {"attention": "eager"}, {"recompute": "full"}):
+for changes in ({"attention": "eager"}, {"recompute": "full"}):
     run = keep_all.replace(**changes)
     more = estimate(run.replace(model=deeper)).total - estimate(run).total
-    print(f"{changes}: {format_bytes(more, 'GB', 2)} more, estimated")
+    print(f"{changes}: {more / 1e9:.2f} GB more, estimated")
 
 # %% [markdown]
 # With everything kept, it is gigabytes. With recomputation a layer adds its weights, its states and one checkpoint.
@@ -544,33 +610,7 @@ for changes in ({}, {"attention": "eager"}, {"recompute": "full"}):
 # %%
 from course_utils.lessons.one_step.widget import layer_slider
 
-waits_for("01.layer")
 layer_slider(keep_all)
-
-# %% [markdown]
-# ## On your own card
-# `twin` shrinks a run for your card, or for a simulated T4 of 16 GB. A T4 has no bf16 and no flash kernel, so the run
-# first gets fp16 under autocast and the *efficient* kernel. Then the micro-batch shrinks, and last the model, until the
-# *tensors* fit. Do their blocks fit, too? `verdict` asks three in turn: the closed form, a simulated step, and the
-# allocator, which places the step's blocks in what CUDA's context leaves of the room (lesson 12).
-
-# %%
-from course_utils import card_here, twin, verdict
-
-large = TrainingRun("gpt2-xl", micro_batch=32, seq_len=1024, precision="bf16-master")  # change this
-here = card_here()
-mine = twin(large, here)
-batches = (mine.micro_batch, max(1, mine.micro_batch - 1))
-verdicts = [verdict(mine.replace(micro_batch=sequences), here) for sequences in batches]
-for found in verdicts:
-    print(f"{found.run.micro_batch} sequences of {found.run.model.name}\n{found}\n")
-compare(verdicts[0].run)
-
-# %% [markdown]
-# `twin` compares tensors alone with all of the room. So its choice can run [out of
-# memory](../docs/glossary.md#out-of-memory), as the first verdict says on a T4: then take a sequence less. In the table
-# *reserved* may be more than a card has, because `compare`'s simulated card has no limit. A real one first gives free
-# blocks back to the driver, as in `verdict`. Change 1024 tokens to 512: will twice as many sequences fit?
 
 # %% [markdown]
 # ## Five questions
@@ -583,45 +623,12 @@ quiz(1)
 
 # %% [markdown]
 # ## In your own script
-# Reset the peak before a training step and print it after: how much your tensors took at once, and how much PyTorch
-# held for them.
-
-# %%
-import torch
-from torch import nn
-
-
-def train(steps=3):
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = nn.Sequential(nn.Linear(256, 2048), nn.GELU(), nn.Linear(2048, 256)).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    for number in range(1, steps + 1):
-        x = torch.randn(4096, 256, device=device)
-        if device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        loss = (model(x) - x).pow(2).mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if device == "cuda":
-            allocated = torch.cuda.max_memory_allocated() / 1e9
-            reserved = torch.cuda.max_memory_reserved() / 1e9
-            print(f"step {number}: {allocated:.3f} GB allocated, {reserved:.3f} GB reserved")
-
-
-# %% [markdown]
-# Run it here. Tensors left from earlier cells count, too:
-
-# %%
-from course_utils import on_gpu
-
-with on_gpu():
-    torch.cuda.empty_cache()
-    train()
-
-# %% [markdown]
-# `python3 -m course_utils watch train.py` gives this lesson's account of an unchanged script ([lesson
-# 19](19_will_it_fit.ipynb)).
+# Three lines tell you where a step of yours stands. Put `torch.cuda.reset_peak_memory_stats()` before the step. After it
+# print `torch.cuda.max_memory_allocated()`, what your tensors took at once, and `torch.cuda.max_memory_reserved()`, what
+# PyTorch held for them. `my_train.py` has the first two: add the third.
+#
+# Without a GPU, `python3 -m course_utils watch train.py` gives this lesson's account of an unchanged script, and says
+# which cards it fits ([lesson 19](19_will_it_fit.ipynb)).
 
 # %% [markdown]
 # ## Take home
