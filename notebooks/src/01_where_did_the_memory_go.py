@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 65
+#     minutes: 70
 #     cpu_seconds: 25
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
@@ -12,7 +12,7 @@
 # %% [markdown]
 # # 01 · Where did the memory go?
 #
-# **65 minutes.** You should know what forward and backward passes are, and have trained a network once. You need no
+# **70 minutes.** You should know what forward and backward passes are, and have trained a network once. You need no
 # GPU.
 #
 # This lesson accounts for a training step of GPT-2 XL. You read a training script of 60 lines, change it, and judge a
@@ -461,7 +461,7 @@ print(f"{real.counters['allocated'] / 1e9:.2f} GB counted, {real.provenance}")
 
 # %% [markdown]
 # **The gap.** Both counters include what blocks have beyond their tensors, about 0.3 GB here. The card's is 0.1 GB
-# higher. Masks are 0.05 GB of that: the run's model has [dropout](../docs/glossary.md#dropout), as GPT-2 was published.
+# higher. Masks are 0.05 GB of that: the run's model has dropout, as GPT-2 was published.
 # An H200's two workspaces of cuBLAS are 0.05 GB larger. The rest is blocks, which lie differently on each card.
 #
 # In a run, `precision="bf16-master"` is the recipe of the loop. `"adamw-foreach"` copies all gradients at once and
@@ -623,10 +623,36 @@ quiz(1)
 
 # %% [markdown]
 # ## In your own script
-# Three lines tell you where a step of yours stands. Put `torch.cuda.reset_peak_memory_stats()` before the step. After it
-# print `torch.cuda.max_memory_allocated()`, what your tensors took at once, and `torch.cuda.max_memory_reserved()`, what
-# PyTorch held for them. `my_train.py` has the first two: add the third.
-#
+# Call your training step through this function. It prints how much your tensors took at once, and how much PyTorch
+# held for them.
+
+# %%
+import torch
+
+
+def weighed(step, *arguments):
+    """Call step(*arguments), print the most that it allocated and reserved, and return its result."""
+    torch.cuda.reset_peak_memory_stats()
+    result = step(*arguments)
+    allocated = torch.cuda.max_memory_allocated() / 1e9
+    reserved = torch.cuda.max_memory_reserved() / 1e9
+    print(f"at most {allocated:.2f} GB allocated, {reserved:.2f} GB reserved")
+    return result
+
+
+# %% [markdown]
+# Try it here. Tensors left from earlier cells count, too:
+
+# %%
+from course_utils import on_gpu
+
+with on_gpu():
+    torch.cuda.empty_cache()
+    layer = torch.nn.Linear(4096, 4096, device="cuda")
+    for rows in (4096, 8192):
+        weighed(lambda x: layer(x).sum().backward(), torch.ones(rows, 4096, device="cuda"))
+
+# %% [markdown]
 # Without a GPU, `python3 -m course_utils watch train.py` gives this lesson's account of an unchanged script, and says
 # which cards it fits ([lesson 19](19_will_it_fit.ipynb)).
 
