@@ -549,12 +549,12 @@ from course_utils import estimate
 one, pieces = {"optimizer": "adamw"}, {"micro_batch": 4, "accumulation_steps": 8}  # change this
 choices = {
     "the puzzle": {},
-    "one gradient at a time": one,
     "8 micro-batches of 4": pieces,
-    "both": one | pieces,
-    "one gradient, loss in 8 chunks": one | {"loss_chunks": 8},
-    "the same with eager attention": one | {"loss_chunks": 8, "attention": "eager"},
-    "one gradient, under autocast": one | {"precision": "amp-bf16"},
+    "… and one gradient at a time": one | pieces,
+    "… with eager attention": one | pieces | {"attention": "eager"},
+    "one gradient at a time, loss in 8 chunks": one | {"loss_chunks": 8},
+    "… with eager attention, too": one | {"loss_chunks": 8, "attention": "eager"},
+    "one gradient at a time, under autocast": one | {"precision": "amp-bf16"},
 }
 estimates = {name: estimate(puzzle.replace(**changes)) for name, changes in choices.items()}
 title = "The recipe decides: all 32 sequences at once fit, with loss and optimizer in pieces"
@@ -563,8 +563,8 @@ stack(estimates, title, capacity=card.room, capacity_label=line, provenance="est
 
 # %% [markdown]
 # **The gap** is two blocks of 512 bytes: the closed form leaves out tensors of a few numbers, such as the loss.
-# ([evidence](../docs/evidence.md) compares the two for 484 runs.) Would 2 micro-batches of 16 be enough for "both"?
-# Predict, change both numbers, run.
+# ([evidence](../docs/evidence.md) compares the two for 484 runs.) Would 2 micro-batches of 16 be enough? Predict, change
+# both numbers, run.
 #
 # [Eager attention](../docs/glossary.md#eager-attention) writes matrices of s·s numbers for each head, and backward
 # needs them for the block that it recomputes. And autocast? Its weights and states are smaller, as it has no 16-bit
