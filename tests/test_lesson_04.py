@@ -15,7 +15,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from course_utils.lessons.parameters.counting import GPT2_PAPER, parts_of
-from course_utils.lessons.parameters.figures import PART_COLOURS, shares
+from course_utils.lessons.parameters.figures import (
+    PART_COLOURS,
+    TABLES,
+    matrix_rows,
+    shares,
+    tables,
+    to_scale,
+)
 from course_utils.lessons.parameters.widget import model_builder
 from course_utils.models import PRESETS, TransformerConfig
 
@@ -288,6 +295,25 @@ def test_shares_draw_every_part_and_say_it() -> None:
     assert "31 %" in texts and "llama3-8b: 8.03 B" in texts and "0.04 %" not in texts
     embedding = [row[figure.rows[0].index("embedding")] for row in figure.rows]
     assert embedding == ["embedding", "38,597,376", "525,336,576"] and "8.03 B" in figure.alt
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt2-xl", "llama3-8b"])
+def test_a_model_to_scale_has_every_matrix_as_large_as_it_is(name: str) -> None:
+    model = PRESETS[name]
+    in_block = sum(sum(row.values()) for row in matrix_rows(model))
+    whole = model.layers * in_block + sum(tables(model).values())
+    vectors = model.parameters - whole
+    assert 0 < vectors < model.parameters / 500
+    figure = to_scale(name, "A third of it is words")
+    drawn = [sum(bar.get_width() * bar.get_height() for bar in ax.patches) for ax in figure.axes]
+    assert [area * model.hidden**2 for area in drawn] == pytest.approx([in_block, whole])
+    assert all(TABLES[part] in figure.alt for part in tables(model))
+    assert ["queries" in text.get_text() for text in figure.axes[0].texts].count(True) == 1
+
+
+def test_experts_are_too_many_for_a_picture_to_scale() -> None:
+    with pytest.raises(ValueError, match="has experts"):
+        to_scale("mixtral-8x7b", "Experts")
 
 
 def test_the_builder_begins_with_a_preset_and_follows_its_controls_or_says_what_is_impossible() -> None:
