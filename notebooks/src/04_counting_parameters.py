@@ -120,9 +120,7 @@ def count(module):
 for h, L in ((768, 12), (1600, 48)):
     with torch.device("meta"):
         gap = gpt(50257, 1024, h, L) - count(GPT(h=h, L=L, heads=1))
-    print(
-        f"h = {h}:", f"Not yet, a block is off by {gap // L:+,}." if gap else "Right, to the unit."
-    )
+    print(f"h = {h}:", f"Not yet: a block is off by {gap // L:+,}." if gap else "Right.")
 
 # %% [markdown]
 # <details><summary>The line</summary>
@@ -256,7 +254,7 @@ lines(curves, title, "N, millions of parameters", "rule minus N, in % of N", log
 #
 # $$\frac{V}{12 L h + V}$$
 #
-# It is below 5 % once L·h exceeds $\frac{19}{12} V$: about 80,000 for GPT-2's words, which GPT-2 XL does not reach.
+# It is below 5 % once L·h exceeds $\frac{19}{12} V$. GPT-2 XL's 48 · 1,600 is just not enough.
 
 # %% [markdown]
 # ## Llama: four changes, none of them free
