@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 70
+#     minutes: 65
 #     cpu_seconds: 25
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
@@ -12,7 +12,7 @@
 # %% [markdown]
 # # 01 · Where did the memory go?
 #
-# **70 minutes.** You should know what forward and backward passes are, and have trained a network once. You need no
+# **65 minutes.** You should know what forward and backward passes are, and have trained a network once. You need no
 # GPU.
 #
 # This lesson accounts for a training step of GPT-2 XL. You read a training script of 60 lines, change it, and judge a
@@ -191,7 +191,8 @@ with on_gpu():
 predict("01.left", unit="GB")
 
 # %%
-from course_utils import TrainingRun, measure
+from course_utils import TrainingRun
+from course_utils import measure
 from course_utils.figures import timeline
 
 four_steps = measure(TrainingRun("llama3.2-1b", micro_batch=4, seq_len=1024), steps=4)
@@ -383,7 +384,7 @@ script(1)
 # **The gap** is cuBLAS's workspaces, 17 MB, and what blocks have beyond their tensors. The formula counts tensors.
 #
 # The script grows with the course: lessons change a few of its lines, and the table gets a row. Change `b=8` to `b=4` in
-# [my_train.py](my_train.py), save, and run the cell again. Does the peak halve?
+# `my_train.py`, next to this notebook, save, and run the cell again. Does the peak halve?
 
 # %% [markdown]
 # ## The puzzle's step
@@ -595,7 +596,7 @@ predict("01.layer", unit="GB")
 # %%
 from dataclasses import replace
 
-keep_all = puzzle.replace(optimizer="adamw", recompute="none")
+keep_all = TrainingRun("gpt2-xl", micro_batch=32, precision="bf16-master")
 deeper = replace(keep_all.model, layers=L + 1)  # change this
 reveal("01.layer", estimate(keep_all.replace(model=deeper)).total - estimate(keep_all).total)
 for changes in ({"attention": "eager"}, {"recompute": "full"}):
@@ -631,7 +632,7 @@ import torch
 
 
 def weighed(step, *arguments):
-    """Call step(*arguments), print the most that it allocated and reserved, and return its result."""
+    """Return step(*arguments), and print the most that it allocated and reserved."""
     torch.cuda.reset_peak_memory_stats()
     result = step(*arguments)
     allocated = torch.cuda.max_memory_allocated() / 1e9
