@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 55
+#     minutes: 60
 #     cpu_seconds: 15
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
@@ -12,7 +12,7 @@
 # %% [markdown]
 # # 04 · Counting parameters
 #
-# **55 minutes.** You should know what a matrix product is, and from [lesson 01](01_where_did_the_memory_go.ipynb) that
+# **60 minutes.** You should know what a matrix product is, and from [lesson 01](01_where_did_the_memory_go.ipynb) that
 # each parameter costs a training step about 16 bytes. You need no GPU.
 #
 # Weights, gradients, optimizer states, checkpoints on disk, traffic between GPUs: all are *N times something*, and N

@@ -149,8 +149,8 @@ def _draw_block(
 
 def _rectangle(ax: Axes, left: float, top: float, wide: float, tall: float, part: str) -> None:
     """Fill a rectangle in a part's color, with a white edge."""
-    size = {"width": wide, "height": tall, "align": "edge"}
-    ax.bar(left, bottom=top, color=PART_COLOURS[part], edgecolor="white", linewidth=0.8, **size)
+    style = {"color": PART_COLOURS[part], "edgecolor": "white", "linewidth": 0.8}
+    ax.bar(left, tall, wide, top, align="edge", **style)
 
 
 MATRICES = {
