@@ -102,8 +102,8 @@ report()
 # its [storage](../docs/glossary.md#storage), the memory behind it. [The gap](../docs/glossary.md#gap) is estimated
 # minus measured.
 #
-# **Your turn.** In some cells you write a line yourself. Two of these gaps are not 0. Explain them, and change the line
-# until all three are. (In [bf16](../docs/glossary.md#fp16-and-bf16) a number has 16 bits.)
+# **Your turn.** In some cells you write a line yourself. Here two of three gaps are not 0. Explain them, and change the
+# line until all are. (In [bf16](../docs/glossary.md#fp16-and-bf16) a number has 16 bits.)
 
 
 # %%

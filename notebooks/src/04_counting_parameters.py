@@ -148,8 +148,8 @@ for (h, L), said in paper.items():
 reveal("04.paper", missing / 1e6, unit="million")
 
 # %% [markdown]
-# There is your clue. In all four models about as many numbers are missing per unit of width, whatever the number of
-# layers. The differences are what rounding to millions hides. So something is missing once, with rows of h numbers.
+# There is your clue. Divided by h, about the same number is missing in all four models, however many layers they have.
+# The differences are what rounding to millions hides. So something is missing once, with rows of h numbers.
 #
 # **Your turn.** Which suspect explains all four rows of the paper? Two are cleared below. Give the third a number.
 
