@@ -1,4 +1,4 @@
-"""Lesson 03: answers to its exercises; number formats and the bit-flipper, and torch's arithmetic."""
+"""Lesson 03: answers to its exercises; number formats, and torch's arithmetic."""
 
 import math
 from itertools import pairwise
@@ -8,15 +8,11 @@ import numpy
 import pytest
 import torch
 from checking import Answers, JudgedAnswers
-from engine import simulate
 from matplotlib.text import Text
 from torch.nn.utils import clip_grad_norm_
 
-from course_utils import TrainingRun
-from course_utils.lessons.precision import formats_in_a_step
 from course_utils.lessons.precision.figures import bits_figure, histogram_figure
 from course_utils.lessons.precision.number_formats import FORMATS, decode, encode, rounded
-from course_utils.lessons.precision.widget import bit_flipper
 
 # --------------------------------------------------------------------------------------------------
 # 03.1: limits
@@ -257,26 +253,6 @@ def test_bits_are_drawn_as_they_are_stored() -> None:
     assert "fp32 holds 0.1000000015" in figure.alt  # not 0.1, which no row has
 
 
-def test_bits_pressed_numbers_typed_and_formats_chosen_change_one_another() -> None:
-    shown = bit_flipper("bf16", 1.0)
-    shown.bits[0].value = True
-    assert shown.value == -1 and shown.controls["number"].value == "-1.0"
-    shown.bits[15].value = True
-    assert shown.value == -1.0078125 and "−1.007812" in shown.picture.value
-    shown.controls["format"].value = "fp8-e4m3"
-    shown.controls["number"].value = "0.1"
-    pressed = "".join(str(int(bit.value)) for bit in shown.bits[:8])
-    assert int(pressed, 2) == encode("fp8-e4m3", 0.1) == shown.pattern and shown.value == 0.1015625
-    shown.controls["format"].value = "fp32"
-    assert shown.value == torch.tensor(0.1).item(), "the number asked for is rounded anew"
-    shown.controls["number"].value = "two"
-    assert "is not a number" in shown.message and shown.value == torch.tensor(0.1).item()
-    shown.controls["number"].value = "nan"
-    assert "largest finite number of fp32" in shown.message
-    with pytest.raises(ValueError, match=r"unknown number format 'fp12'.*fp16"):
-        bit_flipper("fp12")
-
-
 # --------------------------------------------------------------------------------------------------
 # What the lesson says of a step
 
@@ -290,14 +266,6 @@ def test_the_histogram_counts_what_is_lost() -> None:
     assert heights == {-25: 2, -10: 1, 0: 1}
     assert ["from 2⁻²⁵", "2", "subnormal"] in figure.rows
     assert "0 % of the gradients times 4,096" in histogram_figure(gradients, "None is lost.", 2.0**12).alt
-
-
-@pytest.mark.parametrize("precision", ["amp-bf16", "bf16-master-fp32grad", "fp16-master"])
-def test_bytes_that_stay_are_those_of_the_closed_forms(precision: str) -> None:
-    run = TrainingRun("tiny-gpt", 2, 64, precision, attention="eager")
-    measured = formats_in_a_step.measured_states(simulate(run))
-    assert formats_in_a_step.estimated_states(run) == measured
-    assert formats_in_a_step.per_parameter({"a": 20, "b": 40, "c": 120}, 10) == "2 + 4 + 12 = 18"
 
 
 def test_products_of_a_layer_are_added_in_fp32_and_rounded_once() -> None:
