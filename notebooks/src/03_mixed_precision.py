@@ -136,32 +136,14 @@ mean = stored.float().mean()
 print(f"10,000 weights: mean {mean:.3f}, from {stored.min()} to {stored.max()}")
 
 # %% [markdown]
-# How many weights does this affect? Adam's updates are about as large as its learning rate, and smaller where gradients
-# are noisy. Add the rate to each weight of a small language model with GPT-2's initial weights (standard deviation
-# 0.02). How many stay where they are?
-
-# %%
-from course_utils.lessons.shared.language_model import HalfProducts, batches, language_model
-
-matrices = [weight for weight in language_model(seed=0).parameters() if weight.dim() == 2]
-weights = torch.cat([weight.detach().flatten() for weight in matrices])
-for rate in (1e-3, 3e-4, 1e-4, 3e-5, 1e-5):
-    fp16, bf16 = (
-        (weights.to(dtype) + torch.tensor(rate).to(dtype) == weights.to(dtype)).float().mean()
-        for dtype in (torch.float16, torch.bfloat16)
-    )
-    print(f"rate {rate:.0e}: {fp16:4.0%} unmoved in fp16, {bf16:4.0%} in bf16")
-
-# %% [markdown]
-# Pure bf16 works while the learning rate is high. As it decays, most of the network freezes.
-
-# %% [markdown]
 # ## Second failure: the gradient that underflows
-# fp16's smallest number is $2^{-24}$. Everything below half of it becomes 0. Train a small model of characters for 50
-# steps.
+# fp16's smallest number is $2^{-24}$. Everything up to half of it becomes 0. Train a small model of characters for 50
+# steps, and look at the last gradients.
 
 # %%
 from torch.nn.functional import cross_entropy
+
+from course_utils.lessons.shared.language_model import batches, language_model
 
 model = language_model(seed=0)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -223,8 +205,8 @@ overflows = numbers.half().square().isinf()
 reveal("03.square", numbers[overflows].min().item(), unit="")
 
 # %% [markdown]
-# BLOOM's example is off by one, but its point holds. Now take 4,096 activations, each 5 or −5. Which operations
-# overflow in fp16? Then change 5 to 300.
+# BLOOM's example is off by one, but its point holds. Now take 4,096 activations, each 5 or −5. Which results overflow?
+# Then change 5 to 300.
 
 # %%
 from torch.nn.functional import layer_norm, rms_norm
@@ -242,24 +224,21 @@ print(f"the squares add up to {x.double().square().sum():,.0f}")
 print("\n".join(f"{name:17s} {value.item():g}" for name, value in results.items()))
 
 # %% [markdown]
-# At 5, only the sum of squares overflows, in both spellings. On this CPU, PyTorch's sums, norms and products add fp16
-# numbers in fp32 ([AccumulateType.h](https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/AccumulateType.h)) and
-# round once. But fp16 cannot *store* 102,400.
+# At 5, only the sum of squares overflows, in both spellings. On this CPU, PyTorch adds fp16 numbers in fp32
+# ([AccumulateType.h](https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/AccumulateType.h)) and rounds once. But
+# fp16 cannot *store* 102,400. At 300, `pow(2)` stores each square, and 90,000 is too large. The norms are one kernel
+# each and keep their squares in fp32. The rule: what an operation *stores* in fp16 must not exceed 65,504.
 #
-# At 300, the mean of squares fails too: `pow(2)` stores each square, and 90,000 is too large. The norm and both
-# normalizations survive: each is one kernel that keeps its squares in fp32. A norm written by hand must upcast first.
-# The rule: what an operation *stores* in fp16 must not exceed 65,504.
-#
-# Too large a loss scale makes gradients overflow as well, and the right scale changes during training. *Dynamic* loss
-# scaling, PyTorch's `GradScaler`, adjusts it. After an infinite gradient, it skips the step and halves the scale. After
-# a number of good steps, it doubles the scale. Choose one weight's gradients and watch the scale:
+# Too large a loss scale makes gradients overflow as well. *Dynamic* loss scaling, PyTorch's `GradScaler`, adjusts it.
+# After an infinite gradient, it skips the step and halves the scale. After a number of good steps, it doubles the
+# scale. Choose one weight's gradients and watch:
 
 # %%
 inf = float("inf")
 weight = torch.nn.Parameter(torch.zeros(()))
 optimizer = torch.optim.SGD([weight], lr=0.1)
 scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
-for gradient in (1.0, 1.0, 1.0, 1.0, inf, inf, 1.0, 1.0, 1.0):  # change this
+for gradient in (1.0, 1.0, 1.0, inf, inf, 1.0, 1.0, 1.0):  # change this
     scaler.scale(weight * gradient).backward()
     scaler.step(optimizer)  # divides the gradient by the scale; takes no step if it is not finite
     scaler.update()
@@ -269,13 +248,16 @@ for gradient in (1.0, 1.0, 1.0, 1.0, inf, inf, 1.0, 1.0, 1.0):  # change this
 
 # %% [markdown]
 # ## Five trainings
-# Now the cures together, in one loop. Master weights: the optimizer sees only fp32 copies. Gradients go to the masters
-# before the step, and the masters go back, rounded, after it. Loss scaling: the scaler is around backward and step.
-# [Autocast](../docs/glossary.md#autocast) around forward lets PyTorch choose each operation's format. (`HalfProducts`
+# Now all cures in one loop. With master weights, the optimizer sees only fp32 copies: gradients go to the masters, and
+# the masters go back, rounded. With loss scaling, the scaler is around backward and step. With
+# [autocast](../docs/glossary.md#autocast) around forward, PyTorch chooses each operation's format. (`HalfProducts`
 # computes 16-bit products as a GPU's matrix units do; without it, a CPU takes up to ten times as long.)
 
 
 # %%
+from course_utils.lessons.shared.language_model import HalfProducts
+
+
 def train(model, has_masters=False, autocast=False, scales=False, rate=3e-3, steps=60, seed=0):
     weights = list(model.parameters())
     masters = [weight.detach().float() for weight in weights] if has_masters else weights
@@ -298,8 +280,8 @@ def train(model, has_masters=False, autocast=False, scales=False, rate=3e-3, ste
 
 
 # %% [markdown]
-# GradScaler begins at a scale of 65,536 and waits 2,000 steps before it doubles. We have 60, so ours waits 3. Five
-# trainings share the model, the batches, AdamW's rate of 0.003, and the loss divided by 4,096:
+# GradScaler waits 2,000 steps before it doubles. We have 60, so ours waits 3. Five trainings share the model, the
+# batches, AdamW's rate of 0.003, and the loss divided by 4,096:
 #
 # - fp32
 # - fp16 autocast, without and with a scaler
@@ -362,8 +344,8 @@ reveal("03.late", round(100 * unmoved["bf16 alone"], -1), unit="%")
 
 # %% [markdown]
 # In bf16 alone, most of the progress is lost, without an error: the loss curve looks as if training were finished. With
-# master weights, a bf16 copy may also stay the same for a while, but its master moves on and takes it along. Change the
-# rate to 0.001, and predict both columns.
+# masters, a bf16 weight may stay the same for a while, but its master moves on. Change the rate to 0.001, and predict
+# both columns.
 #
 # And fp16 alone, states included? Adam divides by $\sqrt{v} + \varepsilon$. What is left of the two in fp16?
 
@@ -376,16 +358,15 @@ print("Adam's epsilon of 1e-8:", torch.tensor(1e-8).half().item())
 # Both are 0, and 0/0 is no number.
 #
 # ### Why large models diverged in fp16
-# With master weights and loss scaling, fp16 trained good models for years, until models grew large. BLOOM's team spent
-# *several months* on an fp16 model of 104 billion parameters whose loss kept diverging. The Megatron-LM and DeepSpeed
-# teams had trained [530 billion parameters](https://arxiv.org/abs/2201.11990) and gave them the same advice: not in
-# fp16. The team of OPT-175B reported a very difficult time in fp16, too ([the same
-# text](https://huggingface.co/blog/bloom-megatron-deepspeed), section "BF16Optimizer").
+# With masters and loss scaling, fp16 trained good models until they grew large. BLOOM's team spent *several months* on
+# an fp16 model of 104 billion parameters whose loss kept diverging. The teams of Megatron-LM and DeepSpeed, after [530
+# billion parameters](https://arxiv.org/abs/2201.11990), advised them against fp16. OPT-175B's team reported a very
+# difficult time in it ([the same text](https://huggingface.co/blog/bloom-megatron-deepspeed), section
+# "BF16Optimizer").
 #
 # OPT's paper ([section 2.5](https://arxiv.org/abs/2205.01068)) names three signs: the loss runs away, the dynamic loss
-# scale falls to 0, the last layer's activations grow. Loss scaling protects *gradients*. Nothing keeps forward's
-# *activations* below 65,504. BLOOM was then trained in bf16. NVIDIA's cards have it since Ampere (2020); a T4 or a V100
-# does not.
+# scale falls to 0, the last layer's activations grow. Loss scaling protects *gradients*. Nothing keeps *activations*
+# below 65,504. BLOOM was then trained in bf16, which NVIDIA's cards have since Ampere (2020). A T4 or a V100 does not.
 
 # %% [markdown]
 # ## Where each format flows
@@ -408,14 +389,12 @@ reveal("03.ones", total.item(), unit="")
 
 # %% [markdown]
 # From 256 on, bf16's numbers are 2 apart, and adding 1 changes nothing. Change the format to `torch.float16` and
-# predict. A matrix product adds in fp32. On this CPU it rounds once. On a GPU it may split a long sum into parts and
-# round these to 16 bits, too. The last line is the switch; `allow_fp16_reduced_precision_reduction` is the same for
-# fp16 ([PyTorch's note on
+# predict. A matrix product adds in fp32, and this CPU rounds once. A GPU may split a long sum and round the parts to 16
+# bits, too. The last line is the switch, with an fp16 twin ([PyTorch's note on
 # accuracy](https://docs.pytorch.org/docs/stable/notes/numerical_accuracy.html#reduced-precision-reduction-for-fp16-and-bf16-gemms)).
 #
 # Gradients of many micro-batches are a long sum, too. One recipe adds them in fp32: bf16 weights, fp32 gradients, fp32
-# masters. Kalamkar et al. studied it first, in 2019 ([A Study of BFLOAT16](https://arxiv.org/abs/1905.12322), section
-# 3). For one linear layer:
+# masters ([Kalamkar et al. 2019](https://arxiv.org/abs/1905.12322), section 3). For one linear layer:
 
 # %%
 master = torch.nn.Parameter(torch.randn(64, 32, generator=torch.Generator().manual_seed(0)))
@@ -434,10 +413,10 @@ print("bf16:", {tensor.dtype for tensor in (W, y, dy, dx, dW)})
 print("fp32:", {tensor.dtype for tensor in (master, master.grad, adam.state[master]["exp_avg"])})
 
 # %% [markdown]
-# In one place this differs from Kalamkar et al. Their weight gradients are never rounded: the product's fp32 sums go to
-# the fp32 master weights. PyTorch rounds dL/dW to the format of W, and only then `+=` adds it in fp32. Autocast rounds
-# it, too. Megatron Core's `gradient_accumulation_fusion` does not: its kernel adds the product to the fp32 gradients
-# itself ([layers.py](https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/tensor_parallel/layers.py)).
+# In one place this differs from Kalamkar et al., who never round dL/dW: the product's fp32 sums go to the fp32 masters.
+# PyTorch rounds dL/dW to the format of W, then adds it in fp32. Autocast rounds it, too. Megatron Core's
+# `gradient_accumulation_fusion` does not
+# ([layers.py](https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/tensor_parallel/layers.py)).
 
 # %% [markdown]
 # ## What autocast keeps in fp32
@@ -451,11 +430,10 @@ print("fp32:", {tensor.dtype for tensor in (master, master.grad, adam.state[mast
 predict("03.autocast", unit="% of fp32's")
 
 # %% [markdown]
-# Matrix products and convolutions run in 16 bits: `linear`, `matmul`, `conv2d` and their relatives. What adds up many
-# numbers or grows fast runs in fp32: norms, softmax, powers, most losses. Everything else takes the format of its
-# inputs ([PyTorch's list](https://docs.pytorch.org/docs/stable/amp.html#autocast-op-reference)).
-#
-# Which format does each layer return? Here is the [block](../docs/glossary.md#transformer-block) of lesson 01's script.
+# Matrix products and convolutions run in 16 bits. What adds up many numbers or grows fast runs in fp32: norms, softmax,
+# powers, most losses. Everything else takes the format of its inputs ([PyTorch's
+# list](https://docs.pytorch.org/docs/stable/amp.html#autocast-op-reference)). Here is the
+# [block](../docs/glossary.md#transformer-block) of lesson 01's script. Which format does each of its layers return?
 
 # %%
 from torch import nn
@@ -520,8 +498,8 @@ with on_gpu():
 # The [log-softmax](../docs/glossary.md#log-softmax) inside the loss runs in the logits' bf16. Then its result is copied
 # to fp32. Both stay: 6 bytes per logit.
 #
-# Now the whole model, and one step whose lines change: `dtype` is the weights' format, and with masters the step is
-# that of the five trainings.
+# Now the whole model, and a step that is the five trainings' loop. `weigh` returns the bytes that forward keeps for
+# backward, and the peak of step 2.
 
 
 # %%
@@ -542,7 +520,7 @@ class GPT(nn.Module):
 
 # %%
 def weigh(sequences, dtype=torch.float32, autocast=False, has_masters=False):
-    """Return what forward keeps for backward, and the peak of step 2, in bytes."""
+    torch.cuda.empty_cache()  # or old blocks would be reused, with what they have beyond tensors
     model = GPT().to("cuda", dtype)
     weights = list(model.parameters())
     masters = [nn.Parameter(one.detach().float()) for one in weights] if has_masters else weights
@@ -558,9 +536,9 @@ def weigh(sequences, dtype=torch.float32, autocast=False, has_masters=False):
         for weight, master in zip(weights, masters):
             weight.grad, master.grad = None, weight.grad.to(master.dtype)
         adam.step()
+        adam.zero_grad()
         for weight, master in zip(weights, masters):
             weight.data.copy_(master)
-            master.grad = None
     return kept, torch.cuda.max_memory_allocated()
 
 
@@ -638,12 +616,11 @@ with on_gpu():
         del tensors
 
 # %% [markdown]
-# **On the states, mixed precision saves nothing**: fp32, autocast and masters take 16 or more. Only recipes that give
-# up fp32 states take less. Before you compare two tools, ask which terms they include. Megatron Core has both 18 and 20
-# in its guide, [Distributed
-# Optimizer](https://docs.nvidia.com/megatron-core/developer-guide/latest/distrib_optimizer.html): its 20 has 16-bit
-# gradients *and* an fp32 copy for the optimizer, like that of the [Ultra-Scale
-# Playbook](https://huggingface.co/spaces/nanotron/ultrascale-playbook). ZeRO's count leaves that copy out.
+# **On the states, mixed precision saves nothing**: fp32, autocast and masters take 16 or more. Only recipes without fp32
+# states take less. Before you compare two tools, ask which terms they include. Megatron Core has both 18 and 20 in its
+# [guide](https://docs.nvidia.com/megatron-core/developer-guide/latest/distrib_optimizer.html). Its 20 has an fp32 copy
+# of the gradients for the optimizer, like that of the [Ultra-Scale
+# Playbook](https://huggingface.co/spaces/nanotron/ultrascale-playbook). ZeRO's count leaves the copy out.
 #
 # ### fp8
 # An fp8 format has so few values that each tensor needs its own *scale*. Store gradients of standard deviation 0.001 in
@@ -658,17 +635,16 @@ for name, scale in {"as they are": 1.0, "scaled": fitting}.items():
     print(f"{name:12s} error {error:.0%} of the gradients' norm")
 
 # %% [markdown]
-# One of this course's sources says that fp8 training keeps its optimizer states in 16 bits or more. Three recipes:
+# One of this course's sources says that fp8 training keeps its optimizer states in 16 bits or more. The table's recipes:
 #
-# - NVIDIA's Transformer Engine: only products are fp8 ([table of
-#   MS-AMP](https://azure.github.io/MS-AMP/docs/user-tutorial/optimization-level), row "Nvidia TE").
-# - DeepSeek-V3: moments are bf16, master weights and gradients fp32 ([DeepSeek-AI
-#   2024](https://arxiv.org/abs/2412.19437), section 3.3.3).
-# - FP8-LM: the *first* moment is fp8, second moment and master weights have 16 bits ([Peng et al.
-#   2023](https://arxiv.org/abs/2310.18313), section 2.2). The second holds squares, which span twice as many powers of
-#   two.
+# - Transformer Engine: only products are fp8 ([MS-AMP's
+#   table](https://azure.github.io/MS-AMP/docs/user-tutorial/optimization-level), row "Nvidia TE").
+# - DeepSeek-V3: masters and gradients are fp32, moments bf16 ([DeepSeek-AI 2024](https://arxiv.org/abs/2412.19437),
+#   section 3.3.3).
+# - FP8-LM: weights, gradients and the *first* moment are fp8 ([Peng et al. 2023](https://arxiv.org/abs/2310.18313),
+#   section 2.2). The second moment holds squares, which span twice as many powers of two: 16 bits.
 #
-# FP8-LM disagrees, so "trained in fp8" says little about memory.
+# FP8-LM disagrees with the source, so "trained in fp8" says little about memory.
 
 # %% [markdown]
 # ## What it saves
