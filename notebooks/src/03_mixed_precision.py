@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 75
+#     minutes: 85
 #     cpu_seconds: 25
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
@@ -12,7 +12,7 @@
 # %% [markdown]
 # # 03 · Mixed precision
 #
-# **75 minutes.** You should know what Adam keeps for each parameter ([lesson 02](02_adam.ipynb)), and what a training
+# **85 minutes.** You should know what Adam keeps for each parameter ([lesson 02](02_adam.ipynb)), and what a training
 # step allocates and when ([lesson 01](01_where_did_the_memory_go.ipynb)). You need no GPU: small models train on your
 # CPU.
 #
@@ -110,15 +110,14 @@ def with_master(updates):
 
 
 master, weight = with_master([1e-4] * 1000)
-right = f"{master:.3f} {master.dtype}, {weight:.3f} {weight.dtype}"
-done = right == "1.100 torch.float32, 1.102 torch.bfloat16"
-print("Right: 1.102 is the bf16 number nearest to 1.1." if done else f"Not yet: {right}.")
+there = f"master {master:.3f} in {master.dtype}, weight {weight:.3f} in {weight.dtype}"
+done = there == "master 1.100 in torch.float32, weight 1.102 in torch.bfloat16"
+print("Right: 1.102 is the bf16 number nearest to 1.1." if done else f"Not yet: {there}.")
 
 # %% [markdown]
 # <details><summary>The two lines</summary>
 #
-# `master = master + update`, then `weight = master.bfloat16()`. The sum is fp32, and each weight is rounded from it
-# anew.
+# `master = master + update`, then `weight = master.bfloat16()`. The sum is fp32, and each weight is rounded from it.
 #
 # </details>
 #
@@ -143,7 +142,7 @@ print(f"10,000 weights: mean {mean:.3f}, from {stored.min()} to {stored.max()}")
 # %%
 from torch.nn.functional import cross_entropy
 
-from course_utils.lessons.shared.language_model import batches, language_model
+from course_utils.lessons.shared.language_model import HalfProducts, batches, language_model
 
 model = language_model(seed=0)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -227,7 +226,8 @@ print("\n".join(f"{name:17s} {value.item():g}" for name, value in results.items(
 # At 5, only the sum of squares overflows, in both spellings. On this CPU, PyTorch adds fp16 numbers in fp32
 # ([AccumulateType.h](https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/AccumulateType.h)) and rounds once. But
 # fp16 cannot *store* 102,400. At 300, `pow(2)` stores each square, and 90,000 is too large. The norms are one kernel
-# each and keep their squares in fp32. The rule: what an operation *stores* in fp16 must not exceed 65,504.
+# each, with squares in fp32; a norm of your own must upcast first. The rule: what an operation *stores* in fp16 must
+# not exceed 65,504.
 #
 # Too large a loss scale makes gradients overflow as well. *Dynamic* loss scaling, PyTorch's `GradScaler`, adjusts it.
 # After an infinite gradient, it skips the step and halves the scale. After a number of good steps, it doubles the
@@ -255,9 +255,6 @@ for gradient in (1.0, 1.0, 1.0, inf, inf, 1.0, 1.0, 1.0):  # change this
 
 
 # %%
-from course_utils.lessons.shared.language_model import HalfProducts
-
-
 def train(model, has_masters=False, autocast=False, scales=False, rate=3e-3, steps=60, seed=0):
     weights = list(model.parameters())
     masters = [weight.detach().float() for weight in weights] if has_masters else weights
@@ -355,7 +352,7 @@ print("the square of a gradient of 1e-4:", torch.tensor(1e-4).half().square().it
 print("Adam's epsilon of 1e-8:", torch.tensor(1e-8).half().item())
 
 # %% [markdown]
-# Both are 0, and 0/0 is no number.
+# Both are 0, and 0/0 gives NaN.
 #
 # ### Why large models diverged in fp16
 # With masters and loss scaling, fp16 trained good models until they grew large. BLOOM's team spent *several months* on
@@ -525,12 +522,11 @@ def weigh(sequences, dtype=torch.float32, autocast=False, has_masters=False):
     weights = list(model.parameters())
     masters = [nn.Parameter(one.detach().float()) for one in weights] if has_masters else weights
     adam = torch.optim.AdamW(masters, fused=True)
-    ids = torch.randint(V, (sequences, 1024), device="cuda")
     for _ in range(2):
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
-            loss = model(ids)
+            loss = model(torch.randint(V, (sequences, 1024), device="cuda"))
         kept = torch.cuda.memory_allocated() - before
         loss.backward()
         for weight, master in zip(weights, masters):
@@ -551,8 +547,8 @@ sequences = 1  # change this
 with on_gpu(needs="14 GB"):
     in_fp32, under = (weigh(sequences, autocast=on)[0] for on in (False, True))
 copies = 2 * (12 * 12 * 768**2 + V * 768)
-print(f"forward keeps {in_fp32 / 1e6:,.0f} MB in fp32, {under / 1e6:,.0f} MB under autocast,")
-print(f"of which {copies / 1e6:,.0f} MB are copies")
+print(f"forward keeps {in_fp32 / 1e6:,.0f} MB in fp32, {under / 1e6:,.0f} MB under autocast")
+print(f"the copies of the weights take {copies / 1e6:,.0f} MB of the latter")
 reveal("03.autocast", 100 * under / in_fp32, unit="% of fp32's")
 
 # %% [markdown]
@@ -565,8 +561,8 @@ reveal("03.autocast", 100 * under / in_fp32, unit="% of fp32's")
 # And what persists? Lesson 01 had [ZeRO](../docs/glossary.md#zero)'s 2 + 2 + 12 bytes per parameter. Others say 18 or
 # 20 for training with bf16 weights and fp32 masters.
 #
-# **Your turn.** This cell ends with 20. Write *one* line after the step that makes it 18: the recipe with fp32
-# gradients and no others. Which other line makes it ZeRO's 16?
+# **Your turn.** This cell ends with 20. Write *one* line that makes it 18: the recipe with fp32 gradients and no
+# others. Which other line makes it ZeRO's 16?
 
 # %%
 with on_gpu():
@@ -592,16 +588,17 @@ print("Right." if round(each) == 18 else f"Not yet: {each:.0f} bytes per paramet
 #
 # </details>
 #
-# Here are the recipes that you will meet, each made of real tensors: weights, gradients, and then the optimizer's.
+# Here are the recipes that you will meet, made of real tensors. The order: weights, gradients, master weights if there
+# are any, Adam's two moments, a second copy.
 
 # %%
 f32, bf16, f16, f8 = torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn
 recipes = {
     "fp32; Transformer Engine's fp8": (f32, f32, f32, f32),
-    "autocast, with its copies": (f32, bf16, f32, f32, f32),
+    "autocast, with its copies": (f32, f32, f32, f32, bf16),
     "ZeRO, section 3.1": (bf16, bf16, f32, f32, f32),
     "fp32 gradients: Megatron Core, EleutherAI": (bf16, f32, f32, f32, f32),
-    "both gradients: Megatron Core, Playbook": (bf16, bf16, f32, f32, f32, f32),
+    "… and bf16 ones: Megatron Core, Playbook": (bf16, f32, f32, f32, f32, bf16),
     "bf16 alone": (bf16, bf16, bf16, bf16),
     "DeepSeek-V3, without its fp8 copies": (f32, f32, bf16, bf16),
     "FP8-LM": (f8, f8, f16, f8, f16),
@@ -616,8 +613,8 @@ with on_gpu():
         del tensors
 
 # %% [markdown]
-# **On the states, mixed precision saves nothing**: fp32, autocast and masters take 16 or more. Only recipes without fp32
-# states take less. Before you compare two tools, ask which terms they include. Megatron Core has both 18 and 20 in its
+# **On the states, mixed precision saves nothing**: fp32, autocast and masters take 16 or more. Only recipes with smaller
+# moments take less. Before you compare two tools, ask which terms they include. Megatron Core has both 18 and 20 in its
 # [guide](https://docs.nvidia.com/megatron-core/developer-guide/latest/distrib_optimizer.html). Its 20 has an fp32 copy
 # of the gradients for the optimizer, like that of the [Ultra-Scale
 # Playbook](https://huggingface.co/spaces/nanotron/ultrascale-playbook). ZeRO's count leaves the copy out.
@@ -683,22 +680,24 @@ reveal("03.peak", 100 * peaks["bf16-master"] / peaks["fp32"], unit="% of fp32's"
 # %%
 from course_utils.figures import stack
 
-b = 1  # change this
-rows = {f"{name}, 8 sequences": estimate(one) for name, one in runs.items()}
-rows |= {f"{name}, b = {b}": estimate(one.replace(micro_batch=b)) for name, one in runs.items()}
+rows = {
+    f"{name}, b = {b}": estimate(one.replace(micro_batch=b))
+    for b in (8, 1)  # change this
+    for name, one in runs.items()
+}
 title = "16 bits save activations and the loss's gradients, so a small batch saves little"
 stack(rows, title, provenance="estimated")
 
 # %% [markdown]
-# At this peak no gradient of a weight exists yet. Weights and states take 12 bytes per parameter in fp32 and under
-# autocast, 14 with masters: no saving. It is in the activations and in the temporaries, here the loss's gradients. Both
-# grow with the batch: change 1 to 64. The paper on mixed precision says
-# in its abstract that memory nearly halves: there, activations were most of it (Micikevicius et al. 2018, section 3.1).
-# Autocast saves less, as its residual stream, norms and loss stay fp32.
+# The peak is in the loss's backward, before the weights have gradients. Weights and states take 12 bytes per parameter
+# in fp32 and under autocast, 14 with masters: no saving. Activations and temporaries, the logits' gradients, become
+# smaller. Both grow with the batch: change 1 to 64. The paper on mixed precision says that memory nearly halves: there,
+# activations were most of it (Micikevicius et al. 2018, section 3.1). Autocast saves less, as its residual stream,
+# norms and loss stay fp32.
 
 # %% [markdown]
 # ## Your script, under autocast
-# The change to the script is one line, and the loss goes one level deeper. Backward and the optimizer stay outside:
+# The script changes by one line. Forward and loss go one level deeper. Backward and the optimizer stay outside:
 
 # %%
 from course_utils.lessons.shared.growing_script import script
@@ -706,16 +705,15 @@ from course_utils.lessons.shared.growing_script import script
 script(3)
 
 # %% [markdown]
-# Apply it to [my_train.py](my_train.py), save, and run the cell again. Your row must show the simulated bytes of the row
-# above it. Lesson 02's change did not move the peak, which is at the loss. This one does: the gradients of the logits
-# have 16 bits, and so have most activations. `weigh` took the same step with `"amp-bf16"`, and its count agrees within
-# a few blocks. With 16-bit weights and masters the script would fall further. That is more than a line: it is `weigh`'s
-# loop.
+# Apply it to `my_train.py`, next to this notebook, save, and run the cell again. Your row must show the simulated bytes
+# of the row above it. `weigh` counted the same. Lesson 02's change did not move this peak, which is at the loss. This
+# one does: the gradients of the logits and most activations have 16 bits. With masters the script would fall further,
+# but that takes `weigh`'s whole loop.
 #
 # ### And time?
 # For many, speed matters more. Matrix units multiply 16-bit numbers several times as fast, and only half the bytes
-# move. **No simulation can show speed.** Only a GPU can. With one, `python my_train.py` prints tokens per second: run
-# it with the line and without.
+# move. **No simulation can show speed.** On a GPU, `python my_train.py` prints tokens per second: run it with the line
+# and without.
 
 # %%
 from course_utils.lessons.shared.recorded_times import recorded_times
