@@ -8,11 +8,16 @@ import numpy
 import pytest
 import torch
 from checking import Answers, JudgedAnswers
+from lesson_source import SOURCES, cells, names_from_cells
 from matplotlib.text import Text
 from torch.nn.utils import clip_grad_norm_
 
+from course_utils import on_gpu
 from course_utils.lessons.precision.figures import bits_figure, histogram_figure
 from course_utils.lessons.precision.number_formats import FORMATS, decode, encode, rounded
+from course_utils.lessons.shared.growing_script import stages
+
+[LESSON] = SOURCES.glob("03_*.py")
 
 # --------------------------------------------------------------------------------------------------
 # 03.1: limits
@@ -276,3 +281,52 @@ def test_products_of_a_layer_are_added_in_fp32_and_rounded_once() -> None:
         exact = one.float() @ other.float()  # whole numbers: nothing of the sum is rounded
         assert torch.equal(one @ other, exact.bfloat16())
     assert not torch.equal((dy.T @ x).float(), dy.float().T @ x.float()), "dL/dW is rounded"
+
+
+# --------------------------------------------------------------------------------------------------
+# What the lesson asks learners to write, and the step that it weighs
+
+
+def said(part: str, line: str, written: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the last line that the cell with `part` prints once a learner has `written` over `line`."""
+    names = names_from_cells("03", "import predict", "value = 1.0", "class Block", "import on_gpu")
+    [cell] = [cell for cell in cells(LESSON) if part in cell]
+    assert line in cell
+    exec(cell.replace(line, written), dict(names))
+    return capsys.readouterr().out.splitlines()[-1]
+
+
+def test_a_master_is_right_only_in_fp32_and_its_weight_only_rounded(capsys: Any) -> None:
+    line = "weight = weight + update"
+    right = "master = master + update; weight = master.bfloat16()"
+    assert said("def with_master", line, right, capsys).startswith("Right")
+    wrong = {
+        line: "weight 1.000 in torch.bfloat16.",
+        "master = master + update; weight = master": "weight 1.100 in torch.float32.",
+        "weight = weight + update; master = weight": "master 1.000 in torch.bfloat16",
+    }
+    for written, told in wrong.items():
+        heard = said("def with_master", line, written, capsys)
+        assert heard.startswith("Not yet") and told in heard
+
+
+def test_one_line_makes_eighteen_bytes_of_twenty(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COURSE_SOURCE", "simulated")
+    lines = {
+        "pass": "20",
+        "weight.grad = None": "Right.",
+        "master.grad = None": "16",
+        "adam.zero_grad()": "16",
+    }
+    for written, told in lines.items():
+        assert told in said("# write one line here", "# write one line here", written, capsys)
+
+
+def test_the_lessons_step_is_the_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COURSE_SOURCE", "simulated")
+    parts = ("import predict", "value = 1.0", "class Block", "class GPT", "def weigh")
+    weigh = names_from_cells("03", *parts)["weigh"]
+    simulated = {stage.lesson: stage.simulated for stage in stages()}
+    with on_gpu():
+        for lesson, autocast in (("02", False), ("03", True)):
+            assert weigh(8, autocast=autocast)[1] == pytest.approx(simulated[lesson], rel=0.002)
