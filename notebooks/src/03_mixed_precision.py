@@ -69,7 +69,7 @@ reveal("03.next", 1000 * torch.finfo(torch.bfloat16).eps, unit="thousandths")
 
 # %%
 bits = "0 11110 1111111111"  # change this
-pattern = torch.tensor(int(bits.replace(" ", ""), 2), dtype=torch.int16)
+pattern = torch.tensor(int(bits.replace(" ", ""), 2), dtype=torch.uint16)
 print(f"{bits} is {pattern.view(torch.float16).item():g} in fp16")
 
 # %% [markdown]
