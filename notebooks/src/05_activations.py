@@ -205,9 +205,9 @@ def eager(q, k, v, rate):
 
 # %%
 class Block(nn.Module):
-    def __init__(self, h, a, attention, mlp=None, norm=nn.LayerNorm, rate=0.1):
+    def __init__(self, h, a, attention, mlp=None, rate=0.1):
         super().__init__()
-        self.norm1, self.norm2 = norm(h), norm(h)
+        self.norm1, self.norm2 = nn.LayerNorm(h), nn.LayerNorm(h)
         self.qkv, self.out = nn.Linear(h, 3 * h), nn.Linear(h, h)
         self.mlp = mlp or nn.Sequential(nn.Linear(h, 4 * h), nn.GELU(), nn.Linear(4 * h, h))
         self.a, self.attention, self.rate = a, attention, rate
@@ -228,7 +228,13 @@ s, b, h, a = 512, 2, 768, 12
 print(f"one s×s matrix in each head is a·s/h = {a * s / h:g} numbers per s·b·h")
 predict("05.block", unit="s·b·h")
 
+# %% [markdown]
+# `draw_block` executes any block once, and draws what torch did. A circle is an operation, an arrow a tensor that the
+# next one reads. A bar is as long as the tensor that the operation makes. It is filled if autograd keeps it.
+
 # %%
+from course_utils.lessons.shared.block_picture import draw_block
+
 with on_gpu():
     x = torch.randn(b, s, h, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     block = Block(h, a, eager, rate=0.1).to("cuda", torch.bfloat16)
@@ -236,25 +242,15 @@ with on_gpu():
     y = block(x)
     grown = torch.cuda.memory_allocated() - before
     by_hooks = size(kept_by(block, x))
-print(f"hooks: {by_hooks:,} bytes; memory_allocated() grew by {grown:,}")
-reveal("05.block", by_hooks / (s * b * h), unit="s·b·h")
-
-# %% [markdown]
-# Both nearly agree. Hooks count the input x, the allocator counts the output y, equally large. The allocator adds
-# remainders too small to split off ([lesson 12](12_allocator_and_fragmentation.ipynb)).
-#
-# Which tensors are they? `draw_block` executes any block once and draws what torch did. A circle is an operation, an
-# arrow a tensor that the next one reads. A bar is as long as the tensor that the operation makes. It is filled if
-# autograd keeps it.
-
-# %%
-from course_utils.lessons.shared.block_picture import draw_block
-
-with on_gpu():
     picture = draw_block(block, x)
+reveal("05.block", by_hooks / (s * b * h), unit="s·b·h")
+print(f"hooks: {by_hooks:,} bytes; memory_allocated() grew by {grown:,}")
 picture
 
 # %% [markdown]
+# Hooks and allocator nearly agree. Hooks count the input x, the allocator counts the output y, equally large. The
+# allocator adds remainders too small to split off ([lesson 12](12_allocator_and_fragmentation.ipynb)).
+#
 # Read the white bars first: nothing needs the scores before softmax, or the inputs of an addition. Each *copy* brings
 # queries, keys, values or their mixture into one piece for a matrix product.
 #
@@ -288,6 +284,7 @@ def flash(q, k, v, rate):
     return F.scaled_dot_product_attention(q, k, v, dropout_p=rate, is_causal=True)
 
 
+# %%
 lengths = [256, 512, 768, 1024]  # change this
 curves = {"eager": [], "flash": []}
 with on_gpu():
@@ -331,20 +328,66 @@ import matplotlib.pyplot as plt
 
 from course_utils.figures import show
 
-reveal("05.double", curves["eager"][-1] / curves["eager"][1], unit="times")
+reveal("05.double", curves["eager"][3] / curves["eager"][1], unit="times")
 fig, ax = plt.subplots(figsize=(7, 2.5))
 for name, curve in curves.items():
     ax.plot(lengths, [kept / 1e6 for kept in curve], marker="o", label=name)
 ax.legend()
-ax.set(
-    title="Eager attention bends upward with s²", xlabel="sequence length s", ylabel="MB", ylim=0
-)
+ax.set(xlabel="sequence length s", ylabel="MB", ylim=0)
+ax.set(title="Eager attention bends upward with s², flash attention does not")
 show(fig, "Eager attention's curve bends upward with s², flash attention's is a straight line.")
 
 # %% [markdown]
 # Neither 2 nor 4: the linear part doubles, the quadratic part quadruples. "Twice the length, four times the memory"
 # holds only where 5·a·s/h is far above 34. Put 2048 at the end of `lengths`: predict where eager attention's curve
 # ends.
+
+# %% [markdown]
+# ### Llama's MLP
+# [SwiGLU](../docs/glossary.md#swiglu) multiplies two branches and has three matrices. At width 8/3·h it has as many
+# parameters as GELU's MLP. **Your guess.** What does the block with flash attention keep then?
+
+# %%
+predict("05.swiglu", unit="s·b·h")
+
+
+# %%
+class SwiGLU(nn.Module):
+    def __init__(self, h, ffn):
+        super().__init__()
+        self.gate, self.up = nn.Linear(h, ffn, bias=False), nn.Linear(h, ffn, bias=False)
+        self.down = nn.Linear(ffn, h, bias=False)
+
+    def forward(self, x):
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+# %%
+with on_gpu():
+    x = torch.randn(b, s, h, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    variants = {
+        "eager": Block(h, a, eager),
+        "flash": Block(h, a, flash),
+        "flash, no dropout": Block(h, a, flash, rate=0.0),
+        "flash, SwiGLU": Block(h, a, flash, SwiGLU(h, 8 * h // 3)),  # change this
+    }
+    for name, one in variants.items():
+        variants[name] = size(kept_by(one.to("cuda", torch.bfloat16), x)) / x.numel()
+
+# %%
+reveal("05.swiglu", variants["flash, SwiGLU"], unit="s·b·h")
+fig, ax = plt.subplots(figsize=(7, 2.5))
+extra = {name: each - variants["flash"] for name, each in variants.items()}
+drawn = ax.barh(list(extra), extra.values(), color="tab:green")  # change this: variants
+ax.bar_label(drawn, fmt="%+.1f", padding=4)
+ax.set(title="What each change adds to the block with flash attention", xlabel="s·b·h")
+ax.margins(x=0.15)
+show(fig, "Eager attention adds most, SwiGLU comes second; no dropout takes 2 away.")
+
+# %% [markdown]
+# SwiGLU keeps four wide tensors instead of two: 34 − 2 · 2 · 4 + 4 · 2 · 8/3. Change 8 // 3 to 4: how many more?
+# [Grouped queries](../docs/glossary.md#grouped-queries) shrink keys and values, not queries. So with 16-bit weights
+# and flash attention, a Llama keeps s·b·(12·h + 4·kv + 8·ffn) bytes in each block, and little more.
 
 # %% [markdown]
 # ## Change a part
@@ -374,54 +417,8 @@ living_block(attention="flash")
 # in single operations add 4 bytes per s·b·h.
 #
 # </details>
-#
-# ### Llama's MLP
-# [SwiGLU](../docs/glossary.md#swiglu) multiplies two branches and has three matrices. At width 8/3·h it has as many
-# parameters as GELU's MLP. **Your guess.** What does the block with flash attention keep then?
-
-# %%
-predict("05.swiglu", unit="s·b·h")
-
-
-# %%
-class SwiGLU(nn.Module):
-    def __init__(self, h, ffn):
-        super().__init__()
-        self.gate, self.up = nn.Linear(h, ffn, bias=False), nn.Linear(h, ffn, bias=False)
-        self.down = nn.Linear(ffn, h, bias=False)
-
-    def forward(self, x):
-        return self.down(F.silu(self.gate(x)) * self.up(x))
-
-
-# %%
-with on_gpu():
-    x = torch.randn(b, s, h, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    variants = {
-        "eager": Block(h, a, eager),
-        "flash": Block(h, a, flash),
-        "flash, no dropout": Block(h, a, flash, rate=0.0),
-        "flash, RMSNorm": Block(h, a, flash, norm=nn.RMSNorm),
-        "flash, SwiGLU": Block(h, a, flash, SwiGLU(h, 8 * h // 3)),  # change this
-    }
-    for name, one in variants.items():
-        variants[name] = size(kept_by(one.to("cuda", torch.bfloat16), x)) / x.numel()
-reveal("05.swiglu", variants["flash, SwiGLU"], unit="s·b·h")
-
-# %%
-fig, ax = plt.subplots(figsize=(7, 2.5))
-extra = {name: each - variants["flash"] for name, each in variants.items()}
-drawn = ax.barh(list(extra), extra.values(), color="tab:green")  # change this: variants
-ax.bar_label(drawn, fmt="%+.1f", padding=4)
-ax.set(title="What each change adds to the block with flash attention", xlabel="s·b·h")
-ax.margins(x=0.15)
-show(fig, "Eager attention adds most, SwiGLU comes second; no dropout takes 2 away.")
 
 # %% [markdown]
-# SwiGLU keeps four wide tensors instead of two: 34 − 2 · 2 · 4 + 4 · 2 · 8/3. Change 8 // 3 to 4: how many more?
-# [Grouped queries](../docs/glossary.md#grouped-queries) shrink keys and values, not queries. So with 16-bit weights
-# and flash attention, a Llama keeps s·b·(12·h + 4·kv + 8·ffn) bytes in each block, and little more.
-#
 # ### A fused kernel
 # A [fused](../docs/glossary.md#kernel-fusion) kernel does several operations as one, and its backward recomputes what
 # lies between them. Flash attention is one. Written out, SwiGLU's SiLU(gate) · up keeps SiLU's input and both factors.
@@ -714,7 +711,7 @@ for name, kept in missing.items():
     print(f"{name:49s} {kept / 1e9:9.5f} GB")
 
 # %% [markdown]
-# **The gap** is closed: what is left over is the flash kernels' random state, two blocks of 512 bytes per layer. Eager
+# **The gap** is closed. What is left over is the allocator's: blocks are a little larger than their tensors. Eager
 # attention adds 5·a·s/h bytes per s·b·h, by far the larger part.
 #
 # A `TrainingRun` says the same training in one line, and `estimate` is the course's closed form for it:
@@ -727,10 +724,10 @@ runs = {"flash": run, "eager": run.replace(attention="eager")}
 runs["flash, autocast"] = run.replace(precision="amp-bf16")
 for name, same in runs.items():
     total, peak = estimate(same).total, weighed[name][1]
-    print(f"{name:15s} {total / 1e9:5.1f} GB estimated, the gap {(total - peak) / 1e9:+.2f} GB")
+    print(f"{name:15s} {total / 1e9:5.1f} GB estimated, the gap {(total - peak) / 1e6:+.0f} MB")
 
 # %% [markdown]
-# **The gap** is what the allocator's blocks have beyond their tensors, and cuBLAS's workspaces (lesson 01).
+# **The gap** is blocks again.
 #
 # ### Other texts' figures
 # A lecture, after the [Ultra-Scale Playbook](https://huggingface.co/spaces/nanotron/ultrascale-playbook), gives more
@@ -758,7 +755,7 @@ said = {  # Llama-3 8B has 32 layers, h = 4,096, 32 heads, kv = 1,024, and ffn =
     "ZeRO's 60, by GPT's formula, s = 1,000": 32 * gpt(L=48, s=1000, h=1600, a=25),
 }
 for name, size_of in said.items():
-    print(f"{name:42s} {size_of / 2**30:8.1f} GiB = {size_of / 1e9:8.1f} GB")
+    print(f"{name:42s} {size_of / 2**30:8,.1f} GiB = {size_of / 1e9:8,.1f} GB")
 
 # %% [markdown]
 # So the lecture's "GB" are GiB, by the formula of a *GPT* with eager attention. Nearly all of the 97 is 5·a·s²·b, which
@@ -770,10 +767,15 @@ for name, size_of in said.items():
 
 # %%
 small = TrainingRun("llama3.2-1b", micro_batch=1, seq_len=4096)
-for precision, fused in [("fp32", "efficient"), ("amp-bf16", "flash"), ("bf16-master", "flash")]:
-    for kernel in ("eager", fused):
-        size_of = estimate(small.replace(precision=precision, attention=kernel)).total
-        print(f"{precision:11s} {kernel:9s} {size_of / 1e9:5.1f} GB")
+recipes = [
+    ("fp32", "eager"),
+    ("amp-bf16", "eager"),
+    ("bf16-master", "eager"),
+    ("amp-bf16", "flash"),
+]
+for precision, kernel in recipes:  # change this
+    total = estimate(small.replace(precision=precision, attention=kernel)).total
+    print(f"{precision:11s} {kernel} attention: {total / 1e9:.1f} GB, estimated")
 
 # %% [markdown]
 # In fp32 or under autocast a step with eager attention takes more than 50 GB. With 16-bit weights, or with a fused
