@@ -664,7 +664,7 @@ class GPT(nn.Module):
 # %%
 def weigh(attention=flash, autocast=False, chunks=1):
     """Bytes that forward keeps, and the peak of the second step."""
-    with on_gpu(needs="330 GB"):
+    with on_gpu(needs="420 GB"):
         start = torch.cuda.memory_allocated()  # what earlier cells have left
         weights = torch.float32 if autocast else torch.bfloat16
         model = GPT(attention).to("cuda", weights)
