@@ -1,13 +1,15 @@
 """Lesson 05: answers to its exercises; its block against the estimate, and the map of activations."""
 
+from contextlib import redirect_stdout
 from dataclasses import replace
+from io import StringIO
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from checking import Answers, JudgedAnswers
-from lesson_source import names_from_cells
+from lesson_source import SOURCES, cells, names_from_cells
 from matplotlib.patches import Rectangle
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -297,6 +299,42 @@ def test_the_living_block_follows_its_controls() -> None:
     assert "no rows for single operations" in shown.message and shown.picture.value != before
     with pytest.raises(ValueError, match="unknown attention 'math'"):
         living_block(attention="math")
+
+
+# --------------------------------------------------------------------------------------------------
+# What the learner writes
+
+
+def said_by(code: str, names: dict[str, Any], changes: dict[str, str]) -> str:
+    """What the lesson's cell with `code` prints last, once a learner has made these changes."""
+    [cell] = [cell for cell in cells(SOURCES / "05_activations.py") if code in cell]
+    for before, after in changes.items():
+        assert before in cell
+        cell = cell.replace(before, after)
+    with redirect_stdout(StringIO()) as printed:
+        exec(cell, dict(names))
+    return printed.getvalue().splitlines()[-1]
+
+
+def test_what_the_learner_derives_for_four_operations_is_judged_at_once() -> None:
+    names = names_from_cells("05", *HOOKS)
+    assert said_by("mine |=", names, {}) == "Not yet: softmax, dropout, LayerNorm, product of two."
+    most = {
+        '"softmax": 0': '"softmax": 2',
+        '"dropout": 0': '"dropout": 1',
+        '"LayerNorm": 0': '"LayerNorm": 2',
+    }
+    assert said_by("mine |=", names, most) == "Not yet: product of two."
+    assert said_by("mine |=", names, most | {'two": 0': 'two": 4'}) == "Right."
+
+
+def test_what_the_learner_writes_for_chunks_is_judged_at_once() -> None:
+    loss = ("s, b, h, a, L, V = 1024", "def chunked_loss(head, x", "peaks = {}")
+    names = names_from_cells("05", *HOOKS, *loss)
+    assert said_by("def falls(c)", names, {}) == "Not yet: for 8 chunks you are off by 100%."
+    one = {"return 0": "return 2 * s * b * V * (1 - 1 / c)"}
+    assert said_by("def falls(c)", names, one) == "Not yet: for 8 chunks you are off by 66%."
+    assert said_by("def falls(c)", names, {"return 0": "return 6 * s * b * V * (1 - 1 / c)"}) == "Right."
 
 
 # --------------------------------------------------------------------------------------------------
