@@ -57,7 +57,7 @@ def _saved_now(
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         kept.setdefault(_storage(tensor), tensor)
-        return tensor
+        return tensor.detach()  # an operation that keeps its own result would keep itself alive
 
     module = operation if isinstance(operation, torch.nn.Module) else torch.nn.Module()
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}

@@ -244,7 +244,7 @@ layers["frozen, with LoRA"] = Lora(nn.Linear(768, 768), r=8, alpha=8)
 
 def note(tensor):
     shapes.append(tuple(tensor.shape))
-    return tensor
+    return tensor.detach()
 
 
 for name, layer in layers.items():

@@ -128,7 +128,7 @@ def kept_ledger(
                 kept[name] += tensor.nbytes if views else storage.nbytes()
         if not each:
             seen.add(storage)
-        return tensor
+        return tensor.detach()  # an operation that keeps its own result would keep itself alive
 
     def enter(name: str, *_: Any) -> None:
         running.append(name)
