@@ -70,58 +70,82 @@ ADAM_IN_PIECES = Answers(
 )
 
 # --------------------------------------------------------------------------------------------------
-# 02.2: lean_adam
+# 02.2: update_in_backward
 
 
-class Adam:
-    """An Adam that keeps all its states in `state`, right as it is."""
+def with_dictionaries(parameters: Any, rate: float, keep: str = "") -> None:
+    """One optimizer for all: it steps those masters that have a gradient. `keep` says which is not freed."""
+    masters = {p: torch.nn.Parameter(p.detach().float()) for p in parameters if p.requires_grad}
+    optimizer = torch.optim.AdamW(masters.values(), lr=rate)
 
-    def __init__(self, parameters: Any, rate: float = 3e-3) -> None:
-        self.parameters = list(parameters)
-        self.rate = rate
-        self.steps = 0
-        self.state = [{"m": torch.zeros_like(p), "v": torch.zeros_like(p)} for p in self.parameters]
+    def update(p: Any) -> None:
+        masters[p].grad = p.grad.float()
+        if keep != "16 bits":
+            p.grad = None
+        optimizer.step()
+        if keep != "fp32":
+            masters[p].grad = None
+        p.data = masters[p].detach().to(p.dtype)
 
-    @torch.no_grad()
-    def step(self) -> None:
-        self.steps += 1
-        for weight, state in zip(self.parameters, self.state, strict=True):
-            self.one(weight, state)
-
-    def one(self, weight: torch.Tensor, state: Any) -> None:
-        at_once(weight, weight.grad, state["m"], state["v"], self.steps, self.rate)
-
-
-class KeepsCorrected(Adam):
-    def one(self, weight: torch.Tensor, state: Any) -> None:
-        super().one(weight, state)
-        state["m_hat"] = state["m"] / (1 - 0.9**self.steps)
-        state["v_hat"] = state["v"] / (1 - 0.999**self.steps)
+    for p in masters:
+        p.register_post_accumulate_grad_hook(update)
 
 
-class CountsEach(Adam):
-    """As the colleague's, whose counter goes up with every weight."""
+def with_the_loops_names(parameters: Any, rate: float) -> None:
+    for p in parameters:
+        if p.requires_grad:
+            master = torch.nn.Parameter(p.detach().float())
+            optimizer = torch.optim.AdamW([master], lr=rate)
 
-    @torch.no_grad()
-    def step(self) -> None:
-        for weight, state in zip(self.parameters, self.state, strict=True):
-            self.steps += 1
-            self.one(weight, state)
+            def update(p: Any) -> None:
+                master.grad, p.grad = p.grad.float(), None  # noqa: B023 (it is the mistake)
+                optimizer.step()  # noqa: B023 (it is the mistake)
+                master.grad = None  # noqa: B023 (it is the mistake)
+                p.copy_(master)  # noqa: B023 (it is the mistake)
+
+            p.register_post_accumulate_grad_hook(update)
 
 
-class KeepsGraphs(Adam):
-    def step(self) -> None:
-        super().step()
-        self.lengths = [weight.norm() for weight in self.parameters]
+def without_masters(parameters: Any, rate: float) -> None:
+    optimizers = {p: torch.optim.AdamW([p], lr=rate) for p in parameters if p.requires_grad}
+
+    def update(p: Any) -> None:
+        optimizers[p].step()
+        p.grad = None
+
+    for p in optimizers:
+        p.register_post_accumulate_grad_hook(update)
 
 
-LEAN_ADAM = Answers(
-    right=lambda parameters, rate: torch.optim.Adam(parameters, lr=rate, foreach=True),
+def made_again(parameters: Any, rate: float) -> None:
+    masters = {p: torch.nn.Parameter(p.detach().float()) for p in parameters if p.requires_grad}
+    kept = {}
+
+    def update(p: Any) -> None:
+        masters[p].grad, p.grad = p.grad.float(), None
+        kept[p] = torch.optim.AdamW([masters[p]], lr=rate)
+        kept[p].step()
+        masters[p].grad = None
+        p.copy_(masters[p])
+
+    for p in masters:
+        p.register_post_accumulate_grad_hook(update)
+
+
+def for_all(parameters: Any, rate: float) -> None:
+    for p in parameters:
+        p.register_post_accumulate_grad_hook(lambda p: None)
+
+
+UPDATE_IN_BACKWARD = Answers(
+    right=with_dictionaries,
     wrong=[
-        (KeepsCorrected, "You still keep four numbers per parameter"),
-        (CountsEach, "But how often per step does your counter go up?"),
-        (lambda parameters, rate: torch.optim.AdamW(parameters, lr=rate), "that is AdamW"),
-        (KeepsGraphs, "A state still has its graph"),
+        (for_all, "A frozen parameter never gets a gradient"),
+        (with_the_loops_names, "A hook looks up a loop's names when it *runs*"),
+        (functools.partial(with_dictionaries, keep="16 bits"), "A gradient is still there after your hook"),
+        (functools.partial(with_dictionaries, keep="fp32"), "whose gradients are in fp32?"),
+        (without_masters, "AdamW has 16-bit weights"),
+        (made_again, "makes an optimizer again in each step"),
     ],
 )
 
@@ -207,6 +231,25 @@ FACTORED = Answers(
 # 02.4: frugal
 
 
+class Adam:
+    """An Adam that keeps all its states in `state`, right as it is."""
+
+    def __init__(self, parameters: Any, rate: float = 3e-3) -> None:
+        self.parameters = list(parameters)
+        self.rate = rate
+        self.steps = 0
+        self.state = [{"m": torch.zeros_like(p), "v": torch.zeros_like(p)} for p in self.parameters]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        self.steps += 1
+        for weight, state in zip(self.parameters, self.state, strict=True):
+            self.one(weight, state)
+
+    def one(self, weight: torch.Tensor, state: Any) -> None:
+        at_once(weight, weight.grad, state["m"], state["v"], self.steps, self.rate)
+
+
 class InBf16(Adam):
     """Both moments in 16 bits, and v of the last twenty steps."""
 
@@ -246,7 +289,7 @@ FRUGAL = Answers(
     ],
 )
 
-ANSWERS = {"02.1": ADAM_IN_PIECES, "02.2": LEAN_ADAM, "02.3": FACTORED, "02.4": FRUGAL}
+ANSWERS = {"02.1": ADAM_IN_PIECES, "02.2": UPDATE_IN_BACKWARD, "02.3": FACTORED, "02.4": FRUGAL}
 
 
 class TestAnswers(JudgedAnswers):
@@ -268,7 +311,7 @@ class TestAnswers(JudgedAnswers):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_each_rule_of_the_lesson_walks_as_torchs_optimizer_does(rule: str) -> None:
-    cells = names_from_cells("02", "flat, steep =", "def walk(", "def adam(")
+    cells = names_from_cells("02", "class GPT", "def momentum(", "def walk(", "def adam(")
     betas = {"momentum": {"beta1": 0.8}, "RMSProp": {"beta2": 0.95}, "Adam": {"beta1": 0.8, "beta2": 0.95}}
     ours = functools.partial(cells[rule.lower().replace(" ", "_")], **betas.get(rule, {}))
     path = cells["walk"](ours, 0.05, 30)
@@ -278,7 +321,7 @@ def test_each_rule_of_the_lesson_walks_as_torchs_optimizer_does(rule: str) -> No
 
 def test_the_lessons_adamw_equals_torchs_in_double() -> None:
     """The notebook compares losses alone, to four digits: weight decay left out would not show there."""
-    made = names_from_cells("02", "def walk(", "def adam(", "class HandAdamW")["HandAdamW"]
+    made = names_from_cells("02", "class GPT", "def adam(", "class HandAdamW")["HandAdamW"]
     dice = torch.Generator().manual_seed(0)
     ours = torch.nn.Parameter(torch.randn(4, 3, generator=dice, dtype=torch.float64))
     theirs = torch.nn.Parameter(ours.detach().clone())
