@@ -116,15 +116,14 @@ for name, tensor in optimizer.state[model.words.weight].items():
 #
 # | part | what | decided by |
 # |---|---|---|
-# | m | direction | β1: a mean over about 1/(1 − β1) gradients |
-# | v | size | β2: a mean over about 1/(1 − β2) squares |
+# | m | direction | β1: a mean over about 1/(1 − β1) gradients. If it is larger, less noise, and it turns later |
+# | v | size | β2: a mean over about 1/(1 − β2) squares. If it is larger, it notices a jump later |
 # | m̂, v̂ | [bias correction](../docs/glossary.md#bias-correction): both began at zero | t: it wears off as βᵗ goes to 0 |
 # | θ | update | η: the length of a step; ε: an update is half as long where √v̂ equals ε |
 #
-# The mean of a quantity is its *first moment*, and the mean of its square its *second moment*. Adam estimates both of
-# the gradient, by m̂ and v̂: these are its two [moments](../docs/glossary.md#first-moment). The second is
-# *uncentered*: no mean is subtracted before squaring. So v̂ is not the variance, although many texts call it that. A
-# gradient that never changes has no variance, but v̂ is its square.
+# A mean is a *first moment*, and the mean of squares a *second moment*: Adam estimates both
+# [moments](../docs/glossary.md#first-moment) of the gradient. The second is *uncentered*. So v̂ is not the variance,
+# although many texts call it that: a gradient that never changes has no variance, but v̂ is its square.
 #
 # In code, methods that end in `_` change m and v in place.
 
@@ -143,8 +142,8 @@ print(adam(gradients, torch.zeros(7), torch.zeros(7), t=1))
 
 # %% [markdown]
 # Adam divides by the gradients' size, so the size cancels: η is the length of a step, not a factor of the gradient. Far
-# below ε, the update is $\eta \hat m / \varepsilon$: gradient descent again, and almost no step. (Llama 2 took β2 =
-# 0.95 and ε = 10⁻⁵, [Touvron et al. 2023](https://arxiv.org/abs/2307.09288), section 2.2.)
+# below ε it is gradient descent again, and almost no step. (Llama 2 took β2 = 0.95 and ε = 10⁻⁵, [Touvron et al.
+# 2023](https://arxiv.org/abs/2307.09288), section 2.2.)
 #
 # One text says that parameters with larger gradients get *smaller updates*. Do they? Try three sizes, steady and noisy.
 
@@ -302,9 +301,8 @@ for name, estimated in {"for-loop": 2 * largest, "foreach": 4 * N, "fused": 0}.i
 # below 1 MiB is not split off ([lesson 12](12_allocator_and_fragmentation.ipynb)). Which of the three is PyTorch's
 # default on a GPU? Guess, then add `"default": {}` to `ways`.
 #
-# This matters where the peak is in the optimizer's phase: with small batches or
-# [recomputation](../docs/glossary.md#activation-recomputation). There, `fused=True` is this course's cheapest saving.
-# Which is the fastest?
+# This matters where the peak is in the optimizer's phase, as with small batches. There, `fused=True` is this course's
+# cheapest saving. Which of the three is the fastest?
 
 # %%
 from course_utils.lessons.shared.recorded_times import recorded_times
@@ -374,27 +372,25 @@ print(f"peaks: {peak_after / 1e9:.2f} and {peak_inside / 1e9:.2f} GB")
 reveal("02.in_backward", peak_after - peak_inside)
 
 # %% [markdown]
-# **Estimate.** Step after backward: 4·N on top of weights and states. Inside: one gradient, at most the largest. But
-# the largest tensor, the embedding, is also the head. Its gradient from the head comes first and waits for the
-# embedding's, which comes last, and their sum is a third tensor of this size.
+# **Estimate.** After backward: all gradients, 4·N. Inside: one gradient, at most the largest, the embedding's. But the
+# head shares this tensor. Its gradient comes first, waits for the embedding's, which comes last, and the sum is a third.
 
 # %%
 n, table = 1_557_611_200, 50257 * 1600 * 4  # GPT-2 XL's parameters; bytes of its embedding
 for name, estimated, line in (("after", 4 * n + 2 * table, after), ("inside", 3 * table, inside)):
-    print(
-        f"{name:6s} estimated {estimated / 1e9:.3f} GB, gap {(estimated - max(line)) / 1e6:+.1f} MB"
-    )
+    gap = estimated - max(line)
+    print(f"{name:6s} estimated {estimated / 1e9:.3f} GB, gap {gap / 1e6:+.2f} MB")
 
 # %% [markdown]
-# **The gap** is activations that are still alive, and the attention kernel's workspaces. Where is each peak in the
-# figure? Now change `s=64` to `s=1024`. Predict: is the saving as large?
+# **The gap** is what is left of the activations. Now change `s=64` to `s=1024`. Predict: is the saving as large?
 #
-# With 1,024 tokens, the peak inside moves to the end of forward, where no gradient exists. So this saving is for runs
-# whose peak is *late* in backward: few tokens, or [recomputation](../docs/glossary.md#activation-recomputation). It
-# needs no sum of gradients, either. Micro-batches that add up ([lesson 08](08_gradient_accumulation.ipynb)), clipping
-# by the norm of *all* gradients and fp16's loss scaling (lesson 03) look at all gradients before the first update.
-# PyTorch has a [tutorial](https://docs.pytorch.org/tutorials/intermediate/optimizer_step_in_backward_tutorial.html)
-# on it; [Lv et al. 2023](https://arxiv.org/abs/2306.09782) train without Adam's states in this way.
+# With 1,024 tokens, the peak inside backward is that of the activations, before the first gradient. So this is for runs
+# whose peak is *late* in backward: few tokens, or [recomputation](../docs/glossary.md#activation-recomputation). Three
+# things do not go with it, because they need all gradients before the first update: micro-batches that add up ([lesson
+# 08](08_gradient_accumulation.ipynb)), clipping by the norm of *all* gradients, and fp16's loss scaling ([lesson
+# 03](03_mixed_precision.ipynb)). There is a
+# [tutorial](https://docs.pytorch.org/tutorials/intermediate/optimizer_step_in_backward_tutorial.html) by PyTorch; [Lv
+# et al. 2023](https://arxiv.org/abs/2306.09782) update so without any state.
 
 # %% [markdown]
 # ## Sixteen bytes, plus the step
@@ -403,10 +399,10 @@ for name, estimated, line in (("after", 4 * n + 2 * table, after), ("inside", 3 
 # ([Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054), section 3.1) calls the last two the optimizer's and
 # names them [K](../docs/glossary.md#k): here K = 12, and a run keeps $(2 + 2 + K) \cdot N$ bytes.
 #
-# Some training loops first convert *all* gradients to fp32, then call the optimizer. Megatron-LM's does, in
+# Some loops first convert *all* gradients to fp32, then call the optimizer. Megatron-LM's does, in
 # `_copy_model_grads_to_main_grads`
 # ([optimizer.py](https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/optimizer/optimizer.py)). It prefers a
-# fused Adam, from Transformer Engine or Apex. If neither is installed, it takes PyTorch's AdamW
+# fused Adam of Transformer Engine or Apex. Without these it takes PyTorch's AdamW
 # ([\_\_init\_\_.py](https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/optimizer/__init__.py)), which is
 # foreach on a GPU.
 #
@@ -457,9 +453,10 @@ reveal("02.upcast", at_once, unit="bytes")
 # |---|---|---|
 # | `"adamw"` | foreach, PyTorch's default | one tensor at a time: upcast, update |
 # | `"adamw-foreach"` | foreach | all at once |
-# | `"adamw-fused"` | fused | all at once, fused |
+# | `"adamw-fused"` | fused | one tensor at a time, fused |
 #
-# `moments(run)` is what each moment of a run takes by closed forms. It agrees with the loop above:
+# `moments(run)` is what each moment of a run takes, by closed forms. It agrees with the loop above, but for what the
+# allocator does not split off:
 
 # %%
 from course_utils import TrainingRun, moments
@@ -479,16 +476,13 @@ for precision, optimizers in choices.items():  # change this: add "lion"
 
 # %% [markdown]
 # ## What other optimizers keep
-# SGD keeps nothing, momentum one number. The others:
-#
-# * [Lion](../docs/glossary.md#lion) keeps one number and takes its sign ([Chen et al.
-#   2023](https://arxiv.org/abs/2302.06675)).
-# * [Adafactor](../docs/glossary.md#adafactor) keeps only a row and a column for each matrix of *v* ([Shazeer and Stern
-#   2018](https://arxiv.org/abs/1804.04235)).
-# * [8-bit Adam](../docs/glossary.md#8-bit-adam) keeps both of Adam's numbers in 8 bits, with a scale for each block of
-#   numbers ([Dettmers et al. 2022](https://arxiv.org/abs/2110.02861) take 2,048; here it is 256).
-# * [Muon](../docs/glossary.md#muon) keeps one number for the blocks' matrices and leaves embeddings and vectors to
-#   AdamW ([Jordan et al. 2024](https://kellerjordan.github.io/posts/muon/)).
+# SGD keeps nothing, momentum one number. [Adafactor](../docs/glossary.md#adafactor) keeps only a row and a column for
+# each matrix of *v* ([Shazeer and Stern 2018](https://arxiv.org/abs/1804.04235)). [8-bit
+# Adam](../docs/glossary.md#8-bit-adam) keeps both of Adam's numbers in 8 bits, with a scale for each block of numbers
+# ([Dettmers et al. 2022](https://arxiv.org/abs/2110.02861) take 2,048; here it is 256).
+# [Muon](../docs/glossary.md#muon) keeps one number for the blocks' matrices and leaves embeddings and vectors to AdamW
+# ([Jordan et al. 2024](https://kellerjordan.github.io/posts/muon/)). [Lion](../docs/glossary.md#lion) keeps one number
+# and takes its sign ([Chen et al. 2023](https://arxiv.org/abs/2302.06675)).
 #
 # **Your turn.** Lion's update is the sign of 0.9·m + 0.1·g. Then m becomes 0.99·m + 0.01·g. Write both lines. The
 # second gradient here is small and points the other way: what should Lion do?
@@ -636,8 +630,8 @@ paths = {f"η = {lr:.4f}": walk(gradient_descent, lr) for lr in rates}
 far = hypot(*paths["η = 0.0769"][0])
 counted = sum(hypot(*place) > 0.01 * far for place in paths["η = 0.0769"])
 print(f"estimated {ceil(log(0.01) / log(1 - best))} steps, counted {counted}")
-walks(paths, "One step size for two directions: too short along the valley, or too long across it")
 reveal("02.valley", counted, unit="steps")
+walks(paths, "One step size for two directions: too short along the valley, or too long across it")
 
 # %% [markdown]
 # Change 0.082 to 0.079, just below the edge. Predict: does that walk arrive sooner than the best one?
@@ -653,9 +647,9 @@ four = {rule.__name__.replace("_", " "): walk(rule, lr) for rule, lr in rates.it
 walks(four, "Momentum is the fastest here, and Adam is no faster than tuned gradient descent")
 
 # %% [markdown]
-# Adam does not win here: we *knew* the curvature and chose the best η for gradient descent. Adam needs no curvature.
-# Double η for both: which still arrives? Then use the controls. Turn the valley by 45°: which two optimizers notice?
-# Set Adam's β1 to 0: what is missing?
+# Adam does not win: we *knew* the curvature and chose the best η for gradient descent. Adam needs no curvature. Double η
+# for both: which still arrives? Then use the controls. Turn the valley by 45°: which two optimizers notice? Set Adam's
+# β1 to 0: what is missing?
 #
 # <details><summary>Answers</summary>
 #
@@ -671,9 +665,9 @@ walker("Adam", rate=0.5)  # change this
 
 # %% [markdown]
 # ### Why bias correction?
-# Both running means begin at zero. After one step $m = (1 - \beta_1) g$, a tenth of the gradient, and $v = (1 -
-# \beta_2) g^2$, a thousandth of its square. After t steps m is a sum of gradients with the weights $(1 - \beta_1)
-# \beta_1^i$; the newest has i = 0. A mean's weights must add up to 1. These add up to
+# Both running means begin at zero. After one step m is a tenth of the gradient, and v a thousandth of its square. After
+# t steps, m is a sum of gradients with the weights $(1 - \beta_1) \beta_1^i$. A mean's weights must add up to 1. These
+# add up to
 #
 # $$(1 - \beta_1) (1 + \beta_1 + \dots + \beta_1^{t-1}) = 1 - \beta_1^t$$
 #
@@ -702,8 +696,7 @@ reveal("02.bias", raw[(raw - 1).abs().argmax()].item(), unit="learning rates")
 # %% [markdown]
 # Why not *shorter*? The update divides by √v, and at first √v is even further below its true value than m. Change β2 to
 # 0.95, as GPT-3 had it ([Brown et al. 2020](https://arxiv.org/abs/2005.14165), appendix B). Predict: is the first
-# update too long or too short? A larger β1 averages away more noise, and turns more slowly. A larger β2 notices a jump
-# in size later.
+# update too long or too short?
 
 # %% [markdown]
 # ## Five questions
@@ -746,7 +739,7 @@ for name, size in sizes.items():
 # also frees each gradient at once.
 #
 # **Breaks when** all gradients are upcast at once and AdamW is foreach: 16 bytes per parameter become 22, and
-# `fused=True` saves 4 of them. And the word changes nothing if the peak is in backward.
+# `fused=True` saves 4 of them. It saves nothing if the peak is in backward.
 #
 # **Cheat-sheet line** optimizer bytes per parameter, fp32 states: SGD 0 · Adafactor ≈ 0 · 8-bit Adam ≈ 2 · momentum,
 # Lion 4 · Muon 4 to 8 · Adam 8 · with fp32 masters 4 more · foreach: 4 more for a moment · step inside backward: no
