@@ -116,8 +116,8 @@ for name, tensor in optimizer.state[model.words.weight].items():
 #
 # | part | what | decided by |
 # |---|---|---|
-# | m | direction | β1: a mean over about 1/(1 − β1) gradients. If it is larger, less noise, and it turns later |
-# | v | size | β2: a mean over about 1/(1 − β2) squares. If it is larger, it notices a jump later |
+# | m | direction | β1: a mean over about 1/(1 − β1) gradients; larger: less noise, slower turns |
+# | v | size | β2: a mean over about 1/(1 − β2) squares; larger: a jump counts later |
 # | m̂, v̂ | [bias correction](../docs/glossary.md#bias-correction): both began at zero | t: it wears off as βᵗ goes to 0 |
 # | θ | update | η: the length of a step; ε: an update is half as long where √v̂ equals ε |
 #
@@ -137,8 +137,8 @@ def adam(g: Tensor, m: Tensor, v: Tensor, t: int, beta1=0.9, beta2=0.999, eps=1e
     return m_hat / (v_hat.sqrt() + eps)
 
 
-gradients = torch.tensor([1000, 1, 1e-4, 1e-7, 1e-8, 1e-9, 1e-11])  # change this
-print(adam(gradients, torch.zeros(7), torch.zeros(7), t=1))
+gradients = torch.tensor([1000, 1, 1e-7, 1e-8, 1e-9, 1e-11])  # change this
+print(adam(gradients, torch.zeros(6), torch.zeros(6), t=1))
 
 # %% [markdown]
 # Adam divides by the gradients' size, so the size cancels: η is the length of a step, not a factor of the gradient. Far
@@ -250,7 +250,7 @@ from itertools import accumulate
 
 def traced(work):
     """Return the bytes on top of those before work(), after each allocation and free in it."""
-    torch.cuda.memory._record_memory_history()
+    torch.cuda.memory._record_memory_history(stacks="python")
     work()
     trace, *_ = torch.cuda.memory._snapshot()["device_traces"]
     torch.cuda.memory._record_memory_history(enabled=None)
@@ -278,10 +278,10 @@ with on_gpu():
     steps = {name: step_of_adamw(**way) for name, way in ways.items()}
 fig, axes = plt.subplots(1, 3, figsize=(8, 2.6), sharey=True, layout="constrained")
 for ax, (name, (line, peak)) in zip(axes, steps.items(), strict=True):
-    ax.stairs([size / N for size in line], fill=True, color="tab:gray")
+    ax.plot([size / N for size in [*line, line[-1]]], drawstyle="steps-post")
     ax.set(title=f"{name}: {peak / N:.2f}", xlabel="allocations and frees")
 axes[0].set_ylabel("bytes per parameter")
-fig.suptitle("foreach holds a number for every parameter, the for-loop for one tensor, fused none")
+fig.suptitle("foreach holds a number per parameter, the for-loop two of one tensor, fused none")
 show(fig, "foreach climbs to 4 bytes per parameter, the for-loop has low spikes, fused stays at 0.")
 reveal("02.transient", steps["foreach"][1] / N, unit="bytes")
 
@@ -366,7 +366,8 @@ fig, ax = plt.subplots(figsize=(8, 2.8), layout="constrained")
 for name, line in {"step after backward": after, "step inside backward": inside}.items():
     ax.plot([i / len(line) for i in range(len(line))], [size / 1e9 for size in line], label=name)
 ax.legend()
-ax.set(title="Inside backward, gradients never pile up", xlabel="one training step", ylabel="GB")
+ax.set(title="Inside backward, gradients never pile up", xlabel="one training step")
+ax.set_ylabel("GB beyond weights, states")
 show(fig, "Without hooks the line climbs through backward to over 6 GB; with them it stays low.")
 print(f"peaks: {peak_after / 1e9:.2f} and {peak_inside / 1e9:.2f} GB")
 reveal("02.in_backward", peak_after - peak_inside)
@@ -384,13 +385,15 @@ for name, estimated, line in (("after", 4 * n + 2 * table, after), ("inside", 3 
 # %% [markdown]
 # **The gap** is what is left of the activations. Now change `s=64` to `s=1024`. Predict: is the saving as large?
 #
-# With 1,024 tokens, the peak inside backward is that of the activations, before the first gradient. So this is for runs
-# whose peak is *late* in backward: few tokens, or [recomputation](../docs/glossary.md#activation-recomputation). Three
-# things do not go with it, because they need all gradients before the first update: micro-batches that add up ([lesson
+# With 1,024 tokens, the peak is early in backward, with all activations and hardly a gradient. So this is for runs whose
+# peak is *late* in backward: few tokens, or [recomputation](../docs/glossary.md#activation-recomputation). Three things
+# do not go with it, because they need all gradients before the first update: micro-batches that add up ([lesson
 # 08](08_gradient_accumulation.ipynb)), clipping by the norm of *all* gradients, and fp16's loss scaling ([lesson
-# 03](03_mixed_precision.ipynb)). There is a
-# [tutorial](https://docs.pytorch.org/tutorials/intermediate/optimizer_step_in_backward_tutorial.html) by PyTorch; [Lv
-# et al. 2023](https://arxiv.org/abs/2306.09782) update so without any state.
+# 03](03_mixed_precision.ipynb)).
+#
+# PyTorch has a [tutorial](https://docs.pytorch.org/tutorials/intermediate/optimizer_step_in_backward_tutorial.html) on
+# it, and [Lv et al. 2023](https://arxiv.org/abs/2306.09782) do the same without any state. In exercise 2 you do it with
+# 16-bit weights.
 
 # %% [markdown]
 # ## Sixteen bytes, plus the step
@@ -499,11 +502,8 @@ def lion(g, m):
 g, m = torch.tensor([2.0, -3.0]), torch.zeros(2)
 both = [lion(g, m).tolist(), lion(-0.085 * g, m).tolist()]
 done = both == [[1, -1], [1, -1]] and torch.allclose(m, 0.00905 * g)
-print(
-    "Right."
-    if done
-    else f"Not yet: both updates should be [1, −1], and m/g 0.00905: {both}, {m / g}"
-)
+wrong = f"Not yet: updates {both} should both be [1, −1], and m/g 0.00905: {m / g}"
+print("Right." if done else wrong)
 
 # %% [markdown]
 # <details><summary>The two lines</summary>
@@ -532,30 +532,33 @@ with on_gpu():
     weights = list(model.parameters())
     matrices = [p for p in model.blocks.parameters() if p.ndim == 2]
     rest = [p for name, p in model.named_parameters() if p.ndim == 1 or "blocks" not in name]
-    sgd = kept_by_a_step(torch.optim.SGD(weights, lr=0.1, momentum=0.9))  # change this: momentum=0
-    adamw = kept_by_a_step(torch.optim.AdamW(weights))
+    sgd = kept_by_a_step(torch.optim.SGD(weights, lr=0.1, momentum=0.9))
+    adamw = kept_by_a_step(torch.optim.AdamW(weights))  # change this: amsgrad=True
     muon = kept_by_a_step(torch.optim.Muon(matrices)) + kept_by_a_step(torch.optim.AdamW(rest))
 print(f"momentum {sgd / N:.2f}, AdamW {adamw / N:.2f}, Muon {muon / N:.2f} bytes per parameter")
 reveal("02.muon", muon / N, unit="bytes")
 
 # %% [markdown]
-# Muon is between 4 and 8 bytes, because AdamW handles the embeddings. `measure(run)` takes such a step for any run. It
-# finds the same, and has short versions of the others. (PyTorch's Adafactor reads a weight's norm, which a simulated
+# Muon is between 4 and 8 bytes, because AdamW handles the embeddings. `measure(run)` takes such a step for any run, with
+# the course's short versions of the others. (PyTorch's Adafactor reads a weight's norm, which a simulated
 # GPU does not have.)
 
 # %%
 from course_utils import measure
 
-kept = {}
-for name in ("adafactor", "adam8bit", "lion", "muon", "adamw"):  # change this: add "momentum"
+kept = {"momentum": sgd, "muon": muon, "adamw": adamw}
+for name in ("lion", "adam8bit", "adafactor"):
     stepped = measure(plain.replace(optimizer=name), steps=1)
     kept[name] = stepped.moments["end of step 1"]["optimizer_states"]
+for name, size in kept.items():
     estimated = moments(plain.replace(optimizer=name))["optimizer step"]["optimizer_states"]
-    print(f"{name:9s} {kept[name] / N:5.2f} bytes per parameter, gap {estimated - kept[name]:+,}")
-fig, ax = plt.subplots(figsize=(7, 2.2), layout="constrained")
-ax.barh(list(kept), [size / N for size in kept.values()], color="tab:orange")
-ax.set(title="Most keep half of Adam's 8 bytes or less", xlabel="bytes per parameter, simulated")
-show(fig, "Adafactor next to nothing, 8-bit Adam 2, Lion 4, Muon between 4 and 8, AdamW 8 bytes.")
+    print(f"{name:9s} {size / N:5.2f} bytes per parameter, gap {estimated - size:+,}")
+fig, ax = plt.subplots(figsize=(7, 2.3), layout="constrained")
+ax.barh(
+    sorted(kept, key=kept.get), [size / N for size in sorted(kept.values())], color="tab:orange"
+)
+ax.set(title="Most keep half of Adam's 8 bytes or less", xlabel="bytes per parameter")
+show(fig, "Adafactor next to nothing, 8-bit Adam 2, Lion and momentum 4, Muon 5.3, AdamW 8 bytes.")
 
 # %% [markdown]
 # ## The script: one word
@@ -685,6 +688,7 @@ t = torch.arange(1, 3001, dtype=torch.float64)
 raw = (1 - beta1**t) / (1 - beta2**t).sqrt()
 fig, ax = plt.subplots(figsize=(7, 2.6), layout="constrained")
 ax.semilogx(t, raw)
+ax.set_xticks([1, 10, 100, 1000], ["1", "10", "100", "1,000"])
 ax.axhline(1, color="tab:gray")  # with the correction
 ax.set(title="Without bias correction the first updates have the wrong length", xlabel="step")
 ax.set_ylabel("learning rates")
