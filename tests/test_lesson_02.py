@@ -2,13 +2,17 @@
 
 import functools
 import math
+import textwrap
+from contextlib import redirect_stdout
+from io import StringIO
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from checking import Answers, JudgedAnswers
-from lesson_source import names_from_cells
+from lesson_source import SOURCES, cells, names_from_cells
 
 from course_utils.lessons.adam import checks as lesson_02
 from course_utils.lessons.adam.by_hand import RULES, START, Valley, steps_needed, trajectory
@@ -332,6 +336,45 @@ def test_the_lessons_adamw_equals_torchs_in_double() -> None:
         for optimizer in optimizers:
             optimizer.step()
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-14)
+
+
+def _says(part: str, answer: str, **names: Any) -> str:
+    """What a cell that asks for lines says once they are written, indented, in the place it has for them."""
+    [cell] = [cell for cell in cells(next(SOURCES.glob("02_*.py"))) if part in cell]
+    place = next(line for line in cell.splitlines() if "# write t" in line)
+    said = StringIO()
+    with redirect_stdout(said):
+        exec(cell.replace(place, textwrap.indent(answer, "    ")), names)
+    return said.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("update = torch.sign(0.9 * m + 0.1 * g)\nm.mul_(0.99).add_(g, alpha=0.01)", "Right."),
+        ("m.mul_(0.99).add_(g, alpha=0.01)\nupdate = torch.sign(0.9 * m + 0.1 * g)", "Not yet"),
+        ("update = torch.sign(0.9 * m + 0.1 * g)\nm = 0.99 * m + 0.01 * g", "Not yet"),
+    ],
+)
+def test_the_lessons_lion_is_judged(answer: str, said: str) -> None:
+    assert _says("def lion(", answer, torch=torch).startswith(said)
+
+
+def test_the_bytes_that_an_optimizer_keeps_are_judged() -> None:
+    words = torch.nn.Embedding(100, 8)
+    optimizer = torch.optim.AdamW(words.parameters(), foreach=False)
+    words.weight.grad = torch.zeros_like(words.weight)
+    optimizer.step()
+    names: dict[str, Any] = {
+        "optimizer": optimizer,
+        "model": SimpleNamespace(words=words),
+        "allocated": {"the gradients": 0, "step()": 6400},
+    }
+    answer = (
+        "for state in optimizer.state.values():\n    total += sum(tensor.nbytes for tensor in state.values())"
+    )
+    assert _says("def kept_bytes(", answer, **names).startswith("Right.")
+    assert _says("def kept_bytes(", "", **names).startswith("Not yet: 0 bytes")
 
 
 @pytest.mark.parametrize("rule", RULES)
