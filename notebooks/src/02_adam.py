@@ -282,8 +282,8 @@ for ax, (name, (line, peak)) in zip(axes, steps.items(), strict=True):
     ax.set(title=f"{name}: {peak / N:.2f}", xlabel="allocations and frees")
 axes[0].set_ylabel("bytes per parameter")
 fig.suptitle("foreach holds a number per parameter, the for-loop two of one tensor, fused none")
-show(fig, "foreach climbs to 4 bytes per parameter, the for-loop has low spikes, fused stays at 0.")
 reveal("02.transient", steps["foreach"][1] / N, unit="bytes")
+show(fig, "foreach climbs to 4 bytes per parameter, the for-loop has low spikes, fused stays at 0.")
 
 # %% [markdown]
 # **Foreach** computes √v̂ for *all* parameters before it uses any. The **for-loop** has two temporaries for one tensor
@@ -368,9 +368,9 @@ for name, line in {"step after backward": after, "step inside backward": inside}
 ax.legend()
 ax.set(title="Inside backward, gradients never pile up", xlabel="one training step")
 ax.set_ylabel("GB beyond weights, states")
+reveal("02.in_backward", peak_after - peak_inside)
 show(fig, "Without hooks the line climbs through backward to over 6 GB; with them it stays low.")
 print(f"peaks: {peak_after / 1e9:.2f} and {peak_inside / 1e9:.2f} GB")
-reveal("02.in_backward", peak_after - peak_inside)
 
 # %% [markdown]
 # **Estimate.** After backward: all gradients, 4·N. Inside: one gradient, at most the largest, the embedding's. But the
@@ -692,10 +692,10 @@ ax.set_xticks([1, 10, 100, 1000], ["1", "10", "100", "1,000"])
 ax.axhline(1, color="tab:gray")  # with the correction
 ax.set(title="Without bias correction the first updates have the wrong length", xlabel="step")
 ax.set_ylabel("learning rates")
+reveal("02.bias", raw[(raw - 1).abs().argmax()].item(), unit="learning rates")
 show(fig, "The update is over 3 learning rates long at first, rises to a peak, and falls to 1.")
 print(f"step 1 by hand: {(1 - beta1) / (1 - beta2) ** 0.5:.2f}, in the figure {raw[0]:.2f}")
 print(f"the longest is step {raw.argmax() + 1}; still {raw[999]:.2f} at step 1,000")
-reveal("02.bias", raw[(raw - 1).abs().argmax()].item(), unit="learning rates")
 
 # %% [markdown]
 # Why not *shorter*? The update divides by √v, and at first √v is even further below its true value than m. Change β2 to
