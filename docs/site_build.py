@@ -276,7 +276,7 @@ def _field(control: dict[str, Any]) -> str:
 # Cards for sharing, and the files that no page is made of
 
 QUESTIONS = {
-    "00": "What is a GB, and what can this machine do?",
+    "00": "Where does the memory of one step go, and what can this machine do?",
     "01": "GPT-2 XL's weights take 6 GB. Why does a 32 GB card run out?",
     "02": "Why does the optimizer outweigh the model?",
     "03": "What do 16 bits save, and what do they not?",

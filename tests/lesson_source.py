@@ -33,3 +33,14 @@ def names_from_cells(lesson: str, *parts: str) -> dict[str, Any]:
             [cell] = [cell for cell in cells(source) if part in cell]
             exec(cell, names)
     return names
+
+
+def printed_with(lesson: str, old: str, new: str, *before: str) -> str:
+    """Return what a cell prints if a learner writes `new` for `old`; cells with `before` execute first."""
+    [source] = SOURCES.glob(f"{lesson}_*.py")
+    names = dict(names_from_cells(lesson, *before))
+    [cell] = [cell for cell in cells(source) if old in cell]
+    said = StringIO()
+    with redirect_stdout(said):
+        exec(cell.replace(old, new), names)
+    return said.getvalue()

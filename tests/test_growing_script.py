@@ -3,6 +3,7 @@
 import ast
 import json
 from difflib import unified_diff
+from hashlib import sha256
 
 import pytest
 
@@ -10,6 +11,8 @@ from course_utils import estimate
 from course_utils.interactive.course_files import ROOT
 from course_utils.lessons.shared import growing_script
 from course_utils.lessons.shared.growing_script import OWN, Script, Stage, script, stages, watched
+from course_utils.measuring.files import Line
+from course_utils.measuring.recorded import Recording
 
 STAGES = {stage.lesson: stage for stage in stages()}
 
@@ -61,7 +64,25 @@ def test_the_change_is_shown_with_signs_and_what_is_not_recorded_is_called_so():
     assert [row[0] for row in rows] == ["lesson", "01", "02", "03", ""]
     for stage, row in zip(shown.stages, rows[1:], strict=False):
         assert row[3] == f"{stage.simulated / 1e9:.2f} GB"
-        assert ("not recorded" in row) == (not stage.counted)
+        assert ("not recorded" in row) == (stage.recording is None)
+
+
+def test_a_recording_is_shown_for_the_text_that_ran_alone(monkeypatch):
+    stage = STAGES["01"]
+    counts = {"allocated": 11_390_000_000, "tokens_per_second": 54321.0}
+    facts = {"device": "NVIDIA T4", "date": "2026-11-30", "kind": "script", "status": "measured"}
+    line = Line(stage.file, 1, {"torch": "2.13.0"})
+
+    def recorded(text: bytes) -> Recording:
+        parts = {"script": counts | {"sha256": sha256(text).hexdigest()}}
+        return Recording(line, "script: train_01.py", parts=parts, **facts)
+
+    monkeypatch.setattr(growing_script, "newest", lambda kind: [recorded(b"an older text")])
+    assert stage.recording is None
+    monkeypatch.setattr(growing_script, "newest", lambda kind: [recorded(stage.file.read_bytes())])
+    shown = Script([stage], stage.file, None)
+    assert shown.table().rows[1][-2:] == ("11.39 GB", "54,321")
+    assert "recorded on NVIDIA T4 · torch 2.13.0 · 2026-11-30" in repr(shown)
 
 
 def test_lesson_01_shows_every_class_and_function_of_its_script():

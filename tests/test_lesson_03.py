@@ -1,4 +1,4 @@
-"""Lesson 03: answers to its exercises; number formats and the bit-flipper, and torch's arithmetic."""
+"""Lesson 03: answers to its exercises; number formats, and torch's arithmetic."""
 
 import math
 from itertools import pairwise
@@ -8,15 +8,16 @@ import numpy
 import pytest
 import torch
 from checking import Answers, JudgedAnswers
-from engine import simulate
+from lesson_source import SOURCES, cells, names_from_cells
 from matplotlib.text import Text
 from torch.nn.utils import clip_grad_norm_
 
-from course_utils import TrainingRun
-from course_utils.lessons.precision import formats_in_a_step
+from course_utils import on_gpu
 from course_utils.lessons.precision.figures import bits_figure, histogram_figure
 from course_utils.lessons.precision.number_formats import FORMATS, decode, encode, rounded
-from course_utils.lessons.precision.widget import bit_flipper
+from course_utils.lessons.shared.growing_script import stages
+
+[LESSON] = SOURCES.glob("03_*.py")
 
 # --------------------------------------------------------------------------------------------------
 # 03.1: limits
@@ -257,26 +258,6 @@ def test_bits_are_drawn_as_they_are_stored() -> None:
     assert "fp32 holds 0.1000000015" in figure.alt  # not 0.1, which no row has
 
 
-def test_bits_pressed_numbers_typed_and_formats_chosen_change_one_another() -> None:
-    shown = bit_flipper("bf16", 1.0)
-    shown.bits[0].value = True
-    assert shown.value == -1 and shown.controls["number"].value == "-1.0"
-    shown.bits[15].value = True
-    assert shown.value == -1.0078125 and "−1.007812" in shown.picture.value
-    shown.controls["format"].value = "fp8-e4m3"
-    shown.controls["number"].value = "0.1"
-    pressed = "".join(str(int(bit.value)) for bit in shown.bits[:8])
-    assert int(pressed, 2) == encode("fp8-e4m3", 0.1) == shown.pattern and shown.value == 0.1015625
-    shown.controls["format"].value = "fp32"
-    assert shown.value == torch.tensor(0.1).item(), "the number asked for is rounded anew"
-    shown.controls["number"].value = "two"
-    assert "is not a number" in shown.message and shown.value == torch.tensor(0.1).item()
-    shown.controls["number"].value = "nan"
-    assert "largest finite number of fp32" in shown.message
-    with pytest.raises(ValueError, match=r"unknown number format 'fp12'.*fp16"):
-        bit_flipper("fp12")
-
-
 # --------------------------------------------------------------------------------------------------
 # What the lesson says of a step
 
@@ -292,14 +273,6 @@ def test_the_histogram_counts_what_is_lost() -> None:
     assert "0 % of the gradients times 4,096" in histogram_figure(gradients, "None is lost.", 2.0**12).alt
 
 
-@pytest.mark.parametrize("precision", ["amp-bf16", "bf16-master-fp32grad", "fp16-master"])
-def test_bytes_that_stay_are_those_of_the_closed_forms(precision: str) -> None:
-    run = TrainingRun("tiny-gpt", 2, 64, precision, attention="eager")
-    measured = formats_in_a_step.measured_states(simulate(run))
-    assert formats_in_a_step.estimated_states(run) == measured
-    assert formats_in_a_step.per_parameter({"a": 20, "b": 40, "c": 120}, 10) == "2 + 4 + 12 = 18"
-
-
 def test_products_of_a_layer_are_added_in_fp32_and_rounded_once() -> None:
     dice = torch.Generator().manual_seed(0)
     shapes = ((512, 8), (512, 6), (8, 6))
@@ -308,3 +281,52 @@ def test_products_of_a_layer_are_added_in_fp32_and_rounded_once() -> None:
         exact = one.float() @ other.float()  # whole numbers: nothing of the sum is rounded
         assert torch.equal(one @ other, exact.bfloat16())
     assert not torch.equal((dy.T @ x).float(), dy.float().T @ x.float()), "dL/dW is rounded"
+
+
+# --------------------------------------------------------------------------------------------------
+# What the lesson asks learners to write, and the step that it weighs
+
+
+def said(part: str, line: str, written: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the last line that the cell with `part` prints once a learner has `written` over `line`."""
+    names = names_from_cells("03", "import predict", "value = 1.0", "class Block", "import on_gpu")
+    [cell] = [cell for cell in cells(LESSON) if part in cell]
+    assert line in cell
+    exec(cell.replace(line, written), dict(names))
+    return capsys.readouterr().out.splitlines()[-1]
+
+
+def test_a_master_is_right_only_in_fp32_and_its_weight_only_rounded(capsys: Any) -> None:
+    line = "weight = weight + update"
+    right = "master = master + update; weight = master.bfloat16()"
+    assert said("def with_master", line, right, capsys).startswith("Right")
+    wrong = {
+        line: "weight 1.000 in torch.bfloat16.",
+        "master = master + update; weight = master": "weight 1.100 in torch.float32.",
+        "weight = weight + update; master = weight": "master 1.000 in torch.bfloat16",
+    }
+    for written, told in wrong.items():
+        heard = said("def with_master", line, written, capsys)
+        assert heard.startswith("Not yet") and told in heard
+
+
+def test_one_line_makes_eighteen_bytes_of_twenty(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COURSE_SOURCE", "simulated")
+    lines = {
+        "pass": "20",
+        "weight.grad = None": "Right.",
+        "master.grad = None": "16",
+        "adam.zero_grad()": "16",
+    }
+    for written, told in lines.items():
+        assert told in said("# write one line here", "# write one line here", written, capsys)
+
+
+def test_the_lessons_step_is_the_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COURSE_SOURCE", "simulated")
+    parts = ("import predict", "value = 1.0", "class Block", "class GPT", "def weigh")
+    weigh = names_from_cells("03", *parts)["weigh"]
+    simulated = {stage.lesson: stage.simulated for stage in stages()}
+    with on_gpu():
+        for lesson, autocast in (("02", False), ("03", True)):
+            assert weigh(8, autocast=autocast)[1] == pytest.approx(simulated[lesson], rel=0.002)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from checking import Answers, JudgedAnswers
-from lesson_source import names_from_cells
+from lesson_source import names_from_cells, printed_with
 from matplotlib.colors import to_hex
 from matplotlib.text import Text
 from torch import nn
@@ -15,7 +15,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from course_utils.lessons.parameters.counting import GPT2_PAPER, parts_of
-from course_utils.lessons.parameters.figures import PART_COLOURS, shares
+from course_utils.lessons.parameters.figures import (
+    PART_COLOURS,
+    TABLES,
+    matrix_rows,
+    shares,
+    tables,
+    to_scale,
+)
 from course_utils.lessons.parameters.widget import model_builder
 from course_utils.models import PRESETS, TransformerConfig
 
@@ -264,6 +271,28 @@ def test_the_lessons_modules_are_the_presets_to_the_unit(name: str) -> None:
     assert counted == model.parameters
 
 
+BLOCK_LINE, WORDS_LINE = "block = 0  # write this line", '"V": 50257},  # write the number'
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [("block = 12 * h**2 + 13 * h", ["Right.", "Right."]), ("block = 12 * h**2", ["-9,984.", "-20,800."])],
+)
+def test_the_learners_count_is_right_to_the_unit_or_told_by_how_much_not(line: str, said: list[str]) -> None:
+    printed = printed_with("04", BLOCK_LINE, line, "class GPT").splitlines()
+    assert [text.split()[-1] for text in printed] == said
+    assert all(("Not yet" in text) == ("Right" not in text) for text in printed)
+
+
+@pytest.mark.parametrize(
+    ("words", "fits"), [(40_478, "4 of 4 rows. Guilty."), (41_000, "3 of 4 rows. Not yet.")]
+)
+def test_the_case_is_solved_by_a_number_of_words(words: int, fits: str) -> None:
+    before = "class GPT", "import predict, reveal", BLOCK_LINE, "paper = {"
+    *cleared, third = printed_with("04", WORDS_LINE, f'"V": {words}}},', *before).splitlines()
+    assert third.endswith(fits) and all(text.endswith("0 of 4 rows. Cleared.") for text in cleared)
+
+
 def test_the_paper_is_wrong_by_the_words_that_it_leaves_out() -> None:
     for name, millions in GPT2_PAPER.items():
         assert round((PRESETS[name].parameters - (50257 - 40478) * PRESETS[name].hidden) / 1e6) == millions
@@ -288,6 +317,26 @@ def test_shares_draw_every_part_and_say_it() -> None:
     assert "31 %" in texts and "llama3-8b: 8.03 B" in texts and "0.04 %" not in texts
     embedding = [row[figure.rows[0].index("embedding")] for row in figure.rows]
     assert embedding == ["embedding", "38,597,376", "525,336,576"] and "8.03 B" in figure.alt
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt2-xl", "llama3-8b"])
+def test_a_model_to_scale_has_every_matrix_as_large_as_it_is(name: str) -> None:
+    model = PRESETS[name]
+    in_block = sum(sum(row.values()) for row in matrix_rows(model))
+    whole = model.layers * in_block + sum(tables(model).values())
+    vectors = model.parameters - whole
+    assert 0 < vectors < model.parameters / 500
+    figure = to_scale(name, "A third of it is words")
+    halves: list[Any] = [ax.patches for ax in figure.axes]
+    drawn = [sum(bar.get_width() * bar.get_height() for bar in bars) for bars in halves]
+    assert [area * model.hidden**2 for area in drawn] == pytest.approx([in_block, whole])
+    assert all(TABLES[part] in figure.alt for part in tables(model))
+    assert ["queries" in text.get_text() for text in figure.axes[0].texts].count(True) == 1
+
+
+def test_experts_are_too_many_for_a_picture_to_scale() -> None:
+    with pytest.raises(ValueError, match="has experts"):
+        to_scale("mixtral-8x7b", "Experts")
 
 
 def test_the_builder_begins_with_a_preset_and_follows_its_controls_or_says_what_is_impossible() -> None:

@@ -1,21 +1,28 @@
 """Lesson 05: answers to its exercises; its block against the estimate, and the map of activations."""
 
+from contextlib import redirect_stdout
 from dataclasses import replace
+from io import StringIO
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from checking import Answers, JudgedAnswers
-from lesson_source import names_from_cells
+from lesson_source import SOURCES, cells, names_from_cells
+from matplotlib.patches import Rectangle
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from course_utils import PRESETS, TrainingRun, estimate, gpu, on_gpu
-from course_utils.estimating.formula import activation_bytes, block_table, loss_bytes
+from course_utils.estimating.formula import activation_bytes, block_bytes, block_table, loss_bytes
 from course_utils.interactive.saved_tensors import saved_by
 from course_utils.lessons.activations import checks as lesson_05
 from course_utils.lessons.activations.heat_map import BATCHES, heat_map, kept_bytes, lengths, limits
 from course_utils.lessons.activations.widget import activation_map
+from course_utils.lessons.shared.block_picture import draw_block
+from course_utils.lessons.shared.block_trace import trace
+from course_utils.lessons.shared.living_block import MLPS, NORMS, Choices, living_block
 from course_utils.planning.twin import fit_words
 from course_utils.units import format_bytes
 
@@ -230,6 +237,104 @@ def test_the_lessons_block_keeps_each_row_of_the_formula(kernel: str, rate: floa
     seeds = [] if kernel == "eager" else sizes[:2]  # the kernel's random state is in no row
     assert sum(seeds) <= 24
     assert sizes[len(seeds) :] == sorted(wanted.values())
+
+
+@pytest.mark.parametrize("kernel", ["eager", "flash"])
+@pytest.mark.parametrize("autocast", [True, False])
+def test_the_picture_of_the_lessons_block_has_each_tensor_that_hooks_find(
+    kernel: str, autocast: bool
+) -> None:
+    names = names_from_cells("05", *BLOCK)
+    dtype = torch.float32 if autocast else torch.bfloat16
+    with on_gpu():
+        block = names["Block"](768, 12, names[kernel]).to("cuda", dtype)
+        x = torch.randn(2, 64, 768, device="cuda", dtype=dtype, requires_grad=True)
+        block(x)  # for cuBLAS's workspace
+        before = torch.cuda.memory_allocated()
+        with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+            traced = trace(block, x)
+        with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+            figure = draw_block(block, x)
+        assert torch.cuda.memory_allocated() == before  # the hooks hold nothing that outlives the block
+    choices = Choices(seq_len=64, attention=kernel, autocast=autocast)
+    assert traced == choices.traced()
+    run = choices.run()
+    assert run is not None and 0 <= traced.kept - block_bytes(run) <= 24  # the kernel's random state
+    kept = sum(int(row[3].replace(",", "")) for row in figure.rows[1:] if row[4] == "kept")
+    assert kept == traced.kept and f"{traced.kept / traced.numbers:.1f} · s·b·h" in figure.alt
+    large = [made for step in traced.operations for made in step.makes if made.bytes > 0.1 * traced.numbers]
+    bars = [patch for patch in figure.axes[0].patches if isinstance(patch, Rectangle)]
+    assert len(bars) == len(large)
+    assert sum(bar.get_facecolor() != (1, 1, 1, 1) for bar in bars) == sum(made.kept for made in large)
+
+
+def test_a_trace_knows_who_makes_and_who_reads() -> None:
+    block = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 8))
+    traced = trace(block, torch.randn(3, 8, requires_grad=True))
+    found = [(step.module, step.name, [*step.reads]) for step in traced.operations]
+    assert found[0] == ("", "input x", []) and found[1] == ("0", "linear layer", [0])
+    assert found[2:] == [("1", "relu", [1]), ("2", "linear layer", [2])]
+    assert [step.makes[0].kept for step in traced.operations] == [True, False, True, False]
+    assert traced.kept == 4 * (3 * 8 + 3 * 16)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("mlp", MLPS)
+def test_each_choice_of_the_living_block_agrees_with_the_closed_form_that_covers_it(
+    norm: str, mlp: str
+) -> None:
+    for kernel, autocast, rate in product(("eager", "flash"), (True, False), (0.1, 0.0)):
+        choices = Choices(2, 64, kernel, autocast, rate, norm, mlp)
+        run = choices.run()
+        assert (run is None) == ("single" in norm + mlp)
+        if run is not None:
+            assert choices.traced().kept - block_bytes(run) == (24 if kernel == "flash" else 0)
+
+
+def test_the_living_block_follows_its_controls() -> None:
+    shown = living_block(attention="flash", seq_len=128)
+    before, message = shown.picture.value, shown.message
+    assert "<b>6.70 MB</b>" in message and "the gap: −24 B" in message
+    shown.controls["norm"].value = "LayerNorm, in single operations"
+    assert "no rows for single operations" in shown.message and shown.picture.value != before
+    with pytest.raises(ValueError, match="unknown attention 'math'"):
+        living_block(attention="math")
+
+
+# --------------------------------------------------------------------------------------------------
+# What the learner writes
+
+
+def said_by(code: str, names: dict[str, Any], changes: dict[str, str]) -> str:
+    """What the lesson's cell with `code` prints last, once a learner has made these changes."""
+    [cell] = [cell for cell in cells(SOURCES / "05_activations.py") if code in cell]
+    for before, after in changes.items():
+        assert before in cell
+        cell = cell.replace(before, after)
+    with redirect_stdout(StringIO()) as printed:
+        exec(cell, dict(names))
+    return printed.getvalue().splitlines()[-1]
+
+
+def test_what_the_learner_derives_for_four_operations_is_judged_at_once() -> None:
+    names = names_from_cells("05", *HOOKS)
+    assert said_by("mine |=", names, {}) == "Not yet: softmax, dropout, LayerNorm, product of two."
+    most = {
+        '"softmax": 0': '"softmax": 2',
+        '"dropout": 0': '"dropout": 1',
+        '"LayerNorm": 0': '"LayerNorm": 2',
+    }
+    assert said_by("mine |=", names, most) == "Not yet: product of two."
+    assert said_by("mine |=", names, most | {'two": 0': 'two": 4'}) == "Right."
+
+
+def test_what_the_learner_writes_for_chunks_is_judged_at_once() -> None:
+    loss = ("s, b, h, a, L, V = 1024", "def chunked_loss(head, x", "peaks = {}")
+    names = names_from_cells("05", *HOOKS, *loss)
+    assert said_by("def falls(c)", names, {}) == "Not yet: for 8 chunks you are off by 100%."
+    one = {"return 0": "return 2 * s * b * V * (1 - 1 / c)"}
+    assert said_by("def falls(c)", names, one) == "Not yet: for 8 chunks you are off by 66%."
+    assert said_by("def falls(c)", names, {"return 0": "return 6 * s * b * V * (1 - 1 / c)"}) == "Right."
 
 
 # --------------------------------------------------------------------------------------------------

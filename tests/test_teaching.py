@@ -1,4 +1,4 @@
-"""Guesses that are kept, ledgers that add up, and a list of what autograd keeps that fits arithmetic."""
+"""Guesses that are kept, and a list of what autograd keeps that fits arithmetic."""
 
 from pathlib import Path
 from threading import Event, Thread
@@ -20,9 +20,8 @@ from course_utils.interactive.guesses import (
     stored_guesses,
 )
 from course_utils.interactive.learner_folder import remember
-from course_utils.interactive.ledgers import ledger
 from course_utils.interactive.notebook_runs import run
-from course_utils.interactive.saved_tensors import Saved, saved_by
+from course_utils.interactive.saved_tensors import saved_by
 
 GB = 10**9
 
@@ -173,19 +172,7 @@ def test_an_answer_is_folded_in_the_notebook_that_is_shipped(tmp_path: Path) -> 
     assert [cell.outputs[0].data["text/html"].splitlines()[0] for cell in (waits, answer)] == [" ", " "]
 
 
-# Ledgers, and what autograd keeps
-
-
-def test_ledger_sums_exactly() -> None:
-    book = ledger(
-        {"weights": 6 * GB, "moments": 12 * GB}, {"weights": 6 * GB, "moments": 12 * GB + 512, "other": 8}
-    )
-    assert book.rows[-1][1:3] == ("18.000 GB", "18.000 GB")
-    assert [row[3] for row in book.rows[1:]] == ["0", "−512 B", "–", "−520 B"]
-    saved = [Saved("mask", (2,), "uint8", 2), Saved("mask", (3,), "uint8", 3)]
-    assert ledger(saved, saved).rows[1] == ("mask", "5 B", "5 B", "0")
-    with pytest.raises(ValueError, match="unknown unit 'Gb'; known: B, KB"):
-        ledger({"a": 1}, unit="Gb")
+# What autograd keeps
 
 
 def test_simulated_gpu_keeps_what_its_kernels_keep() -> None:

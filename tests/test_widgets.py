@@ -4,8 +4,7 @@ import re
 
 from course_utils import TrainingRun, estimate
 from course_utils.interactive.explorer import CONTROL
-from course_utils.interactive.widgets import run_sliders, tensor_slider
-from course_utils.units import GiB
+from course_utils.interactive.widgets import run_sliders
 
 
 def drawn_bytes(page: str) -> int:
@@ -36,10 +35,3 @@ def test_an_impossible_combination_is_explained_and_the_last_picture_stays_greye
     assert f"<div style='opacity:0.25'>{last}</div>" in shown.picture.value
     shown.controls["seq_len"].value = 1024
     assert shown.picture.value == before and "Not possible" not in shown.message
-
-
-def test_the_tensor_slider_counts_bytes():
-    shown = tensor_slider(32, 1024, 16_384, "bf16")
-    assert shown.bytes == GiB and "1.0737 GB = 1.0000 GiB" in shown.picture.value
-    shown.controls["dtype"].value = "fp32"
-    assert shown.bytes == 2 * GiB and f"data-bytes='{2 * GiB}'" in shown.picture.value

@@ -22,6 +22,7 @@ EXPLORER = "explorer"
 """The explorer's page within the website, and its sources within docs."""
 
 TOUR = Path("notebooks", "explorer.ipynb")
+SCRIPTS = Path("notebooks", "train")
 """The explorer's own notebook, which is no lesson; docs/explorer.md lists it."""
 
 MODULES = ("*.py", "*.toml", "estimating/**/*.py", "planning/*.py", "interactive/__init__.py",
@@ -74,6 +75,7 @@ def lay_out(stage: Path, root: Path = ROOT) -> None:
         (stage / folder).mkdir()
         for path in numbered(root / folder):
             shutil.copy2(path, stage / folder / path.name)
+    shutil.copytree(root / SCRIPTS, stage / SCRIPTS, ignore=compiled)
     shutil.copy2(root / TOUR, stage / TOUR)
     for page in (stage / "docs").glob("*.md"):
         page.write_text(ANCHOR.sub("", page.read_text(encoding="utf-8")), encoding="utf-8")

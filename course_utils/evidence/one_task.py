@@ -7,11 +7,16 @@ import argparse
 import faulthandler
 import json
 import platform
+import re
+import runpy
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
+from hashlib import sha256
+from io import StringIO
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -105,6 +110,8 @@ def perform(task: Task, device: Device, send: Send, shared: bool = False) -> Non
         record_published(task.topic.split(","), device, send)
     elif task.kind == "notebook":
         record_lesson(task.topic, send)
+    elif task.kind == "script":
+        send("script", **counted_script(ROOT / "notebooks" / "train" / task.topic))
     elif task.kind == "times":
         send("times", variants=variant_times(task.topic, device))
     elif task.kind == "kernels":
@@ -268,6 +275,22 @@ def step_time(run: TrainingRun | str, device: Device) -> dict[str, Any]:
             training.step(Unwatched())
         times = time_calls(lambda: training.step(Unwatched()), device, most=20, seconds=6.0)
         return {"step_ms": spread(times)}
+
+
+def counted_script(path: Path) -> dict[str, Any]:
+    """A training script's counters after its last step, and its speed: the median after five steps.
+
+    The script prints its speed as "12,345 tokens/s". "sha256" is that of its text.
+    """
+    with redirect_stdout(StringIO()) as printed:
+        runpy.run_path(str(path), run_name="__main__")
+    speeds = [float(found.replace(",", "")) for found in re.findall(r"([\d,]+) tokens/s", printed.getvalue())]
+    return {
+        "allocated": torch.cuda.max_memory_allocated(),
+        "reserved": torch.cuda.max_memory_reserved(),
+        "tokens_per_second": median(speeds[5:]),
+        "sha256": sha256(path.read_bytes()).hexdigest(),
+    }
 
 
 def record_lesson(topic: str, send: Send) -> None:

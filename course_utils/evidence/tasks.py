@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..estimating import estimate
-from ..interactive.course_files import ROOT, budget, numbered
+from ..interactive.course_files import ROOT, budget, numbered, scripts
 from ..measuring.recorded import COMPARISONS
 from ..models import PRESETS
 from ..planning.twin import fits, unsupported
@@ -38,8 +38,9 @@ class Task:
     `kind` says how it is done: "run" trains as `run` says, "history" keeps its allocator's history, "kernels"
     times attention alone for sequences of so many tokens as `topic` says, "times" compares the variants of
     `topic`, "context", "workspaces" and "scratch" measure what no simulation sees, "notebook" executes the
-    notebook of that path, "published" runs the published steps whose ids `topic` names. One that does not
-    train as `run` says `needs` so many bytes; one that has to be `alone` shares the machine with no other.
+    notebook of that path, "script" the growing script of that name, "published" runs the published steps
+    whose ids `topic` names. One that does not train as `run` says `needs` so many bytes; one that has to be
+    `alone` shares the machine with no other.
     """
 
     name: str
@@ -93,6 +94,10 @@ def _everything() -> Iterator[Task]:
     published = list(published_tasks())
     yield from (task for task in published if task.topic in TEN)
     yield from training_runs("lessons")
+    for path in scripts():
+        yield Task(
+            f"script: {path.name}", "script", "the growing script", topic=path.name, needs=16 * GB, alone=True
+        )
     # Times that only a GPU's clock can give
     for topic in COMPARISONS:
         yield Task(f"times of {topic}", "times", "times with their spread", topic=topic, alone=True)

@@ -1,1 +1,1 @@
-"""The parts of a notebook that a learner answers: guesses, ledgers, widgets, quizzes, checks, progress."""
+"""The parts of a notebook that a learner answers: guesses, widgets, quizzes, checks, progress."""

@@ -81,6 +81,11 @@ def numbered(folder: Path) -> list[Path]:
     return [path for path in notebooks(folder) if re.match(r"\d\d_", path.name)]
 
 
+def scripts() -> list[Path]:
+    """The growing script as each lesson that changes it leaves it: train_01.py and so on, in order."""
+    return sorted((ROOT / "notebooks" / "train").glob("train_[0-9][0-9].py"))
+
+
 def number_of(path: Path) -> str:
     """The number that the name of a lesson's file begins with: "06"."""
     return path.name.partition("_")[0]

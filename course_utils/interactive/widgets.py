@@ -1,4 +1,4 @@
-"""Sliders for lessons: those of a training run, and the bytes of one tensor.
+"""Sliders for lessons: those of a training run, and what others are made of.
 
 Only notebooks import this. Pictures are strings set into an HTML widget: unlike `interact` and `Output`, that
 leaves stored outputs as they were. A picture is plain HTML, or a figure of matplotlib, which takes longer.
@@ -6,7 +6,6 @@ leaves stored outputs as they were. A picture is plain HTML, or a figure of matp
 
 from collections.abc import Callable, Iterable, Mapping
 from html import escape
-from math import prod
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -14,16 +13,12 @@ from typing import Any
 import ipywidgets
 
 from .. import MemoryBreakdown, TrainingRun, estimate
-from ..errors import check_known
 from ..gpus import Gpu, gpu
-from ..palette import Segment, number
+from ..palette import number
 from ..planning.twin import fit_words
-from ..units import GB, GiB, format_bytes
 from .explorer import CONTROL, Control, peak_stack, verdict_words
-from .html_bars import Picture, stacked_bars
+from .html_bars import Picture
 
-# bytes of one element
-DTYPES = {"fp32": 4, "tf32 (stored as fp32)": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int64": 8}
 STYLE = {"description_width": "160px"}
 LAYOUT = {"width": "auto"}
 
@@ -166,52 +161,6 @@ def verdict_html(run: TrainingRun, total: int, card: Gpu) -> str:
 def code_html(run: TrainingRun) -> str:
     """The line of code that makes a run, to be selected with one click."""
     return f"<br><code style='user-select:all'>{escape(run.code())}</code>"
-
-
-class TensorSlider(SliderBox):
-    """Controls for one tensor, and its `.bytes` next to 1 GB and 1 GiB. ValueError for impossible shapes."""
-
-    invitation = "Sliders for the bytes of one tensor: run this cell to use them."
-
-    def __init__(self, batch: int = 8, sequence: int = 1024, hidden: int = 1600, dtype: str = "bf16") -> None:
-        check_known("number format", dtype, DTYPES)
-        for name, size in (("batch", batch), ("sequence", sequence), ("hidden", hidden)):
-            if type(size) is not int or size < 1:
-                raise ValueError(f"{name} is {size!r}: it must be a whole number of at least 1")
-        widths = (256, 512, 768, 1024, 1280, 1600, 2048, 2560, 4096, 5120, 8192, 12288, 16384)
-        super().__init__(
-            {
-                "b": slider("sequences b", CONTROL["micro_batch"].values, batch),
-                "s": slider("tokens s", CONTROL["seq_len"].values, sequence),
-                "h": slider("hidden h", widths, hidden),
-                "dtype": dropdown("format", DTYPES, dtype),
-            }
-        )
-
-    @property
-    def factors(self) -> tuple[int, ...]:
-        """Sequences, tokens, hidden size, and the bytes of an element."""
-        *shape, dtype = (control.value for control in self.controls.values())
-        return *shape, DTYPES[dtype]
-
-    @property
-    def bytes(self) -> int:
-        return prod(self.factors)
-
-    def redraw(self) -> tuple[Picture, str]:
-        in_units = f"{format_bytes(self.bytes, 'GB', 4)} = {format_bytes(self.bytes, 'GiB', 4)}"
-        factors = [*map(number, self.factors)]
-        title = f"A tensor of {' × '.join(factors[:3])} takes {in_units}"
-        worked_out = f"{' · '.join(factors)} = <b>{self.bytes:,} bytes</b> = {in_units}"
-        others = {
-            name: [Segment(name, size, "temporaries")] for name, size in {"1 GB": GB, "1 GiB": GiB}.items()
-        }
-        rows = {"the tensor": [Segment("the tensor", self.bytes, "activations")], **others}
-        figure = stacked_bars(rows, title)
-        return figure, f"b · s · h · bytes of an element = {worked_out}"
-
-
-tensor_slider = TensorSlider
 
 
 def dropdown(description: str, options: Iterable[Any], value: Any) -> ipywidgets.Dropdown:

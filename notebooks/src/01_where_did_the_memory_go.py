@@ -191,7 +191,8 @@ with on_gpu():
 predict("01.left", unit="GB")
 
 # %%
-from course_utils import TrainingRun, measure
+from course_utils import TrainingRun
+from course_utils import measure
 from course_utils.figures import timeline
 
 four_steps = measure(TrainingRun("llama3.2-1b", micro_batch=4, seq_len=1024), steps=4)
@@ -383,7 +384,7 @@ script(1)
 # **The gap** is cuBLAS's workspaces, 17 MB, and what blocks have beyond their tensors. The formula counts tensors.
 #
 # The script grows with the course: lessons change a few of its lines, and the table gets a row. Change `b=8` to `b=4` in
-# [my_train.py](my_train.py), save, and run the cell again. Does the peak halve?
+# `my_train.py`, next to this notebook, save, and run the cell again. Does the peak halve?
 
 # %% [markdown]
 # ## The puzzle's step
@@ -461,7 +462,7 @@ print(f"{real.counters['allocated'] / 1e9:.2f} GB counted, {real.provenance}")
 
 # %% [markdown]
 # **The gap.** Both counters include what blocks have beyond their tensors, about 0.3 GB here. The card's is 0.1 GB
-# higher. Masks are 0.05 GB of that: the run's model has [dropout](../docs/glossary.md#dropout), as GPT-2 was published.
+# higher. Masks are 0.05 GB of that: the run's model has dropout, as GPT-2 was published.
 # An H200's two workspaces of cuBLAS are 0.05 GB larger. The rest is blocks, which lie differently on each card.
 #
 # In a run, `precision="bf16-master"` is the recipe of the loop. `"adamw-foreach"` copies all gradients at once and
@@ -548,12 +549,12 @@ from course_utils import estimate
 one, pieces = {"optimizer": "adamw"}, {"micro_batch": 4, "accumulation_steps": 8}  # change this
 choices = {
     "the puzzle": {},
-    "one gradient at a time": one,
     "8 micro-batches of 4": pieces,
-    "both": one | pieces,
-    "one gradient, loss in 8 chunks": one | {"loss_chunks": 8},
-    "the same with eager attention": one | {"loss_chunks": 8, "attention": "eager"},
-    "one gradient, under autocast": one | {"precision": "amp-bf16"},
+    "… and one gradient at a time": one | pieces,
+    "… with eager attention": one | pieces | {"attention": "eager"},
+    "one gradient at a time, loss in 8 chunks": one | {"loss_chunks": 8},
+    "… with eager attention, too": one | {"loss_chunks": 8, "attention": "eager"},
+    "one gradient at a time, under autocast": one | {"precision": "amp-bf16"},
 }
 estimates = {name: estimate(puzzle.replace(**changes)) for name, changes in choices.items()}
 title = "The recipe decides: all 32 sequences at once fit, with loss and optimizer in pieces"
@@ -562,8 +563,8 @@ stack(estimates, title, capacity=card.room, capacity_label=line, provenance="est
 
 # %% [markdown]
 # **The gap** is two blocks of 512 bytes: the closed form leaves out tensors of a few numbers, such as the loss.
-# ([evidence](../docs/evidence.md) compares the two for 484 runs.) Would 2 micro-batches of 16 be enough for "both"?
-# Predict, change both numbers, run.
+# ([evidence](../docs/evidence.md) compares the two for 484 runs.) Would 2 micro-batches of 16 be enough? Predict, change
+# both numbers, run.
 #
 # [Eager attention](../docs/glossary.md#eager-attention) writes matrices of s·s numbers for each head, and backward
 # needs them for the block that it recomputes. And autocast? Its weights and states are smaller, as it has no 16-bit
@@ -595,7 +596,7 @@ predict("01.layer", unit="GB")
 # %%
 from dataclasses import replace
 
-keep_all = puzzle.replace(optimizer="adamw", recompute="none")
+keep_all = TrainingRun("gpt2-xl", micro_batch=32, precision="bf16-master")
 deeper = replace(keep_all.model, layers=L + 1)  # change this
 reveal("01.layer", estimate(keep_all.replace(model=deeper)).total - estimate(keep_all).total)
 for changes in ({"attention": "eager"}, {"recompute": "full"}):
@@ -623,10 +624,36 @@ quiz(1)
 
 # %% [markdown]
 # ## In your own script
-# Three lines tell you where a step of yours stands. Put `torch.cuda.reset_peak_memory_stats()` before the step. After it
-# print `torch.cuda.max_memory_allocated()`, what your tensors took at once, and `torch.cuda.max_memory_reserved()`, what
-# PyTorch held for them. `my_train.py` has the first two: add the third.
-#
+# Call your training step through this function. It prints how much your tensors took at once, and how much PyTorch
+# held for them.
+
+# %%
+import torch
+
+
+def weighed(step, *arguments):
+    """Return step(*arguments), and print the most that it allocated and reserved."""
+    torch.cuda.reset_peak_memory_stats()
+    result = step(*arguments)
+    allocated = torch.cuda.max_memory_allocated() / 1e9
+    reserved = torch.cuda.max_memory_reserved() / 1e9
+    print(f"at most {allocated:.2f} GB allocated, {reserved:.2f} GB reserved")
+    return result
+
+
+# %% [markdown]
+# Try it here. Tensors left from earlier cells count, too:
+
+# %%
+from course_utils import on_gpu
+
+with on_gpu():
+    torch.cuda.empty_cache()
+    layer = torch.nn.Linear(4096, 4096, device="cuda")
+    for rows in (4096, 8192):
+        weighed(lambda x: layer(x).sum().backward(), torch.ones(rows, 4096, device="cuda"))
+
+# %% [markdown]
 # Without a GPU, `python3 -m course_utils watch train.py` gives this lesson's account of an unchanged script, and says
 # which cards it fits ([lesson 19](19_will_it_fit.ipynb)).
 

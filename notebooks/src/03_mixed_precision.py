@@ -1,8 +1,8 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 75
-#     cpu_seconds: 30
+#     minutes: 85
+#     cpu_seconds: 25
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -12,12 +12,12 @@
 # %% [markdown]
 # # 03 · Mixed precision
 #
-# **75 minutes.** You should know what Adam keeps for each parameter ([lesson 02](02_adam.ipynb)), and what a training
+# **85 minutes.** You should know what Adam keeps for each parameter ([lesson 02](02_adam.ipynb)), and what a training
 # step allocates and when ([lesson 01](01_where_did_the_memory_go.ipynb)). You need no GPU: small models train on your
 # CPU.
 #
 # Do half the bits take half the memory? No. Training breaks in 16 bits in three ways. You see each break, run its
-# cure, and count what every recipe of number formats costs.
+# cure, and weigh what each recipe of number formats costs.
 
 # %% [markdown]
 # ## What 16 bits can hold
@@ -28,17 +28,18 @@
 # **Your guess.** In bf16, by how many thousandths is the next number after 1 larger?
 
 # %%
-from course_utils.interactive.guesses import predict, reveal, waits_for
+from course_utils.interactive.guesses import predict, reveal
 
 predict("03.next", unit="thousandths")
 
 # %%
 from course_utils.lessons.precision.figures import bits_figure
 
-bits_figure(0.1, "No format holds 0.1 exactly: the fewer mantissa bits, the larger the error")
+bits_figure(0.1, "The fewer mantissa bits, the larger the error")  # change this
 
 # %% [markdown]
-# With m bits of mantissa, a normal number is
+# No format holds 0.1 exactly. (Which ones hold 0.5, or 65,520? Change the number.) With m bits of mantissa, a normal
+# number is
 #
 # $$(-1)^{\text{sign}} \cdot 2^{\text{exponent} - \text{bias}} \cdot \left(1 + \frac{\text{mantissa}}{2^m}\right)$$
 #
@@ -49,14 +50,12 @@ bits_figure(0.1, "No format holds 0.1 exactly: the fewer mantissa bits, the larg
 import torch
 
 value = 1.0  # change this
+print("format          next number  epsilon  largest  smallest")
 for dtype in (torch.float32, torch.bfloat16, torch.float16):
     limits, here = torch.finfo(dtype), torch.tensor(value, dtype=dtype)
-    after = torch.nextafter(here, torch.tensor(limits.max, dtype=dtype))
-    print(
-        f"{dtype!s:14} {here.item():.5g} is followed by {after.item():.8g}; "
-        f"epsilon {limits.eps:.2g}, largest {limits.max:.5g}, "
-        f"smallest {limits.smallest_normal * limits.eps:.2g}"
-    )
+    after = torch.nextafter(here, torch.tensor(limits.max, dtype=dtype)).item()
+    smallest = limits.smallest_normal * limits.eps
+    print(f"{dtype!s:14} {after:12.8g} {limits.eps:8.2g} {limits.max:8.3g} {smallest:9.2g}")
 reveal("03.next", 1000 * torch.finfo(torch.bfloat16).eps, unit="thousandths")
 
 # %% [markdown]
@@ -65,13 +64,13 @@ reveal("03.next", 1000 * torch.finfo(torch.bfloat16).eps, unit="thousandths")
 # [fp8](../docs/glossary.md#fp8) formats, E4M3 favors precision, E5M2 range ([Micikevicius et al.
 # 2022](https://arxiv.org/abs/2209.05433)).
 #
-# Flip bits to make fp16's largest finite number, then its smallest above 0, a [subnormal
-# number](../docs/glossary.md#subnormal-numbers). Then type 65520, in fp16 and in bf16.
+# PyTorch reads any 16 bits as a number. This is fp16's largest finite one. Write its smallest number above 0, a
+# [subnormal number](../docs/glossary.md#subnormal-numbers). Then read the same bits as bf16.
 
 # %%
-from course_utils.lessons.precision.widget import bit_flipper
-
-bit_flipper("fp16", 0.1)
+bits = "0 11110 1111111111"  # change this
+pattern = torch.tensor(int(bits.replace(" ", ""), 2), dtype=torch.uint16)
+print(f"{bits} is {pattern.view(torch.float16).item():g} in fp16")
 
 # %% [markdown]
 # ## First failure: many small updates
@@ -84,81 +83,66 @@ predict("03.moved", unit="thousandths")
 
 # %%
 update = 1e-4  # change this
-fp32, fp16, bf16 = torch.tensor(1.0), torch.tensor(1.0).half(), torch.tensor(1.0).bfloat16()
-for _ in range(1000):
-    fp32, fp16, bf16 = fp32 + update, fp16 + update, bf16 + update
-for weight in (fp32, fp16, bf16):
-    print(
-        f"{weight.dtype}: moved by {1000 * (weight.item() - 1):.1f} thousandths, "
-        f"{1e6 * update:g} on paper"
-    )
-reveal("03.moved", 1000 * (bf16.item() - 1), unit="thousandths")
+for dtype in (torch.float32, torch.float16, torch.bfloat16):
+    weight = torch.tensor(1.0, dtype=dtype)
+    for _ in range(1000):
+        weight = weight + update
+    moved = 1000 * (weight.item() - 1)
+    print(f"{dtype}: moved by {moved:.1f} thousandths, {1e6 * update:g} on paper")
+reveal("03.moved", moved, unit="thousandths")
 
 # %% [markdown]
 # The update is less than half the distance to the next number, so each sum rounds back to the old weight. fp16 loses
 # updates of up to $2^{-11}$ of the weight, bf16 eight times as large ones. Change the update to 0.001: which of the two
 # moves? With 0.005, where does bf16 stop?
 #
-# There are two cures:
+# **Your turn.** The first cure is an fp32 copy, called [*master weights*](../docs/glossary.md#master-weights). Add each
+# update to the master. The model computes with its rounded copy. Replace the line in the loop by two.
+
+
+# %%
+def with_master(updates):
+    """Return the fp32 master and the bf16 weight after these updates."""
+    master, weight = torch.tensor(1.0), torch.tensor(1.0).bfloat16()
+    for update in updates:
+        weight = weight + update  # write two lines here instead
+    return master, weight
+
+
+master, weight = with_master([1e-4] * 1000)
+there = f"master {master:.3f} in {master.dtype}, weight {weight:.3f} in {weight.dtype}"
+done = there == "master 1.100 in torch.float32, weight 1.102 in torch.bfloat16"
+print("Right: 1.102 is the bf16 number nearest to 1.1." if done else f"Not yet: {there}.")
+
+# %% [markdown]
+# <details><summary>The two lines</summary>
 #
-# - [*Master weights*](../docs/glossary.md#master-weights): add in fp32, and round a copy for each forward pass.
-# - [*Stochastic rounding*](../docs/glossary.md#stochastic-rounding): round up or down at random, right on average,
-#   without a copy. bf16 is the upper half of an fp32 number: add noise to the lower half, then cut it off.
+# `master = master + update`, then `weight = master.bfloat16()`. The sum is fp32, and each weight is rounded from it.
+#
+# </details>
+#
+# The second cure has no copy: [*stochastic rounding*](../docs/glossary.md#stochastic-rounding) goes up or down at
+# random, right on average. bf16 is the upper half of an fp32 number. So add noise to the lower half, then cut it off.
 
 # %%
 dice = torch.Generator().manual_seed(0)
-
-
-def round_stochastically(values):
-    noise = torch.randint(2**16, values.shape, generator=dice, dtype=torch.int32)
-    bits = (values.view(torch.int32) + noise) & -(2**16)
-    return bits.view(torch.float32).bfloat16()
-
-
-master, stored = torch.ones(1), torch.ones(10_000).bfloat16()
+stored = torch.ones(10_000).bfloat16()
 for _ in range(1000):
-    master = master + 1e-4
-    stored = round_stochastically(stored.float() + 1e-4)
-print(
-    "expected 1.1, between bf16's 1.094 and 1.102; "
-    f"the master's bf16 copy is {master.bfloat16().item():.3f}"
-)
-print(
-    "10,000 weights rounded at random: "
-    f"mean {stored.float().mean():.3f}, from {stored.min()} to {stored.max()}"
-)
-
-# %% [markdown]
-# How many weights does this affect? Adam's updates are about as large as its learning rate, and smaller where gradients
-# are noisy. Add the rate to each weight of a small language model with GPT-2's initial weights (standard deviation
-# 0.02). How many stay where they are?
-
-# %%
-from course_utils.lessons.shared.language_model import language_model
-
-matrices = [weight for weight in language_model(seed=0).parameters() if weight.dim() == 2]
-weights = torch.cat([weight.flatten() for weight in matrices])
-for rate in (1e-3, 3e-4, 1e-4, 3e-5, 1e-5):
-    unmoved = {}
-    for dtype in (torch.float16, torch.bfloat16):
-        rounded = weights.to(dtype)
-        same = rounded + torch.tensor(rate, dtype=dtype) == rounded
-        unmoved[dtype] = same.float().mean().item()
-    shares = ", ".join(f"{share:4.0%} unmoved in {dtype}" for dtype, share in unmoved.items())
-    print(f"rate {rate:.0e}:", shares)
-
-# %% [markdown]
-# Pure bf16 works while the learning rate is high. As it decays, most of the network freezes.
+    bits = (stored.float() + 1e-4).view(torch.int32)
+    noise = torch.randint(2**16, bits.shape, generator=dice, dtype=torch.int32)
+    stored = ((bits + noise) & -(2**16)).view(torch.float32).bfloat16()
+mean = stored.float().mean()
+print(f"10,000 weights: mean {mean:.3f}, from {stored.min()} to {stored.max()}")
 
 # %% [markdown]
 # ## Second failure: the gradient that underflows
-# fp16's smallest number is $2^{-24}$. Everything below half of it becomes 0. Train a small model of characters for 50
-# steps.
+# fp16's smallest number is $2^{-24}$. Everything up to half of it becomes 0. Train a small model of characters for 50
+# steps, and look at the last gradients.
 
 # %%
 from torch.nn.functional import cross_entropy
 
-from course_utils.lessons.shared.language_model import batches
+from course_utils.lessons.shared.language_model import HalfProducts, batches, language_model
 
 model = language_model(seed=0)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -178,10 +162,8 @@ gradients = gradients[gradients != 0]
 # **Your guess.** What percentage of the gradients does fp16 turn into 0?
 
 # %% tags=["nbval-ignore-output"]
-print(
-    "before the division, "
-    f"half of the gradients are larger than 2^{gradients.abs().median().log2():.0f}"
-)
+middle = gradients.abs().median().log2()
+print(f"before the division, half of the gradients are larger than 2^{middle:.0f}")
 predict("03.lost", unit="%")
 
 # %% tags=["nbval-ignore-output"]
@@ -222,92 +204,81 @@ overflows = numbers.half().square().isinf()
 reveal("03.square", numbers[overflows].min().item(), unit="")
 
 # %% [markdown]
-# BLOOM's example is off by one, but its point holds. Now take 4,096 activations, each 5 or −5. Which operations
-# overflow in fp16? Then change 5 to 300.
+# BLOOM's example is off by one, but its point holds. Now take 4,096 activations, each 5 or −5. Which results overflow?
+# Then change 5 to 300.
 
 # %%
 from torch.nn.functional import layer_norm, rms_norm
 
 x = 5 * torch.tensor([1.0, -1.0]).repeat(2048).half()  # change this
-print(
-    f"sum of squares {x.double().square().sum():,.0f}; "
-    f"largest fp16 number {torch.finfo(torch.float16).max:,.0f}"
-)
-print("x.square().sum()", x.square().sum().item(), "· x @ x", (x @ x).item())
-print("x.pow(2).mean() ", x.pow(2).mean().item(), "· x.norm()", x.norm().item())
-rms = rms_norm(x, x.shape).max().item()
-layer = layer_norm(x, x.shape).max().item()
-print("rms_norm", rms, "· layer_norm", layer)
+results = {
+    "x.square().sum()": x.square().sum(),
+    "x @ x": x @ x,
+    "x.pow(2).mean()": x.pow(2).mean(),
+    "x.norm()": x.norm(),
+    "rms_norm": rms_norm(x, x.shape).max(),
+    "layer_norm": layer_norm(x, x.shape).max(),
+}
+print(f"the squares add up to {x.double().square().sum():,.0f}")
+print("\n".join(f"{name:17s} {value.item():g}" for name, value in results.items()))
 
 # %% [markdown]
-# At 5, only the sum of squares overflows, in both spellings. PyTorch's sums and norms add fp16 numbers in fp32
-# ([AccumulateType.h](https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/AccumulateType.h)) and round once, and
-# so does a matrix product on this CPU. But fp16 cannot *store* 102,400.
+# At 5, only the sum of squares overflows, in both spellings. On this CPU, PyTorch adds fp16 numbers in fp32
+# ([AccumulateType.h](https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/AccumulateType.h)) and rounds once. But
+# fp16 cannot *store* 102,400. At 300, `pow(2)` stores each square, and 90,000 is too large. The norms are one kernel
+# each, with squares in fp32; a norm of your own must upcast first. The rule: what an operation *stores* in fp16 must
+# not exceed 65,504.
 #
-# At 300, the mean of squares fails too: `pow(2)` stores each square, and 90,000 is too large. The norm and both
-# normalizations survive: each is one kernel that keeps its squares in fp32. A norm written by hand must upcast first.
-# The rule: what an operation *stores* in fp16 must not exceed 65,504.
-#
-# Too large a loss scale makes gradients overflow as well, and the right scale changes during training. *Dynamic* loss
-# scaling, PyTorch's `GradScaler`, adjusts it. After an infinite gradient, it skips the step and halves the scale. After
-# a number of good steps, it doubles the scale. Choose one weight's gradients and watch the scale:
+# Too large a loss scale makes gradients overflow as well. *Dynamic* loss scaling, PyTorch's `GradScaler`, adjusts it.
+# After an infinite gradient, it skips the step and halves the scale. After a number of good steps, it doubles the
+# scale. Choose one weight's gradients and watch:
 
 # %%
 inf = float("inf")
 weight = torch.nn.Parameter(torch.zeros(()))
 optimizer = torch.optim.SGD([weight], lr=0.1)
 scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
-for gradient in (1.0, 1.0, 1.0, 1.0, inf, inf, 1.0, 1.0, 1.0):  # change this
+for gradient in (1.0, 1.0, 1.0, inf, inf, 1.0, 1.0, 1.0):  # change this
     scaler.scale(weight * gradient).backward()
     scaler.step(optimizer)  # divides the gradient by the scale; takes no step if it is not finite
     scaler.update()
     optimizer.zero_grad()
-    print(
-        f"gradient {gradient}: "
-        f"the weight is {weight.item():.1f}, the next scale {scaler.get_scale():,.0f}"
-    )
-
-# %% [markdown]
-# Now a real training in fp16: [autocast](../docs/glossary.md#autocast) around forward, the scaler around backward and
-# step. GradScaler begins at 65,536 and waits 2,000 steps before it doubles. We have 60, so ours waits 3.
-# (`HalfProducts` computes 16-bit products as a GPU's matrix units do; without it, a CPU takes up to ten times as long.)
-
-# %% tags=["nbval-ignore-output"]
-from course_utils.figures import lines
-from course_utils.lessons.shared.language_model import HalfProducts
-
-
-def train_in_fp16(scaler, rate=3e-3, steps=60):
-    model = language_model(seed=0)
-    losses, scales = [], []
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
-    for tokens, targets in batches(steps, 4, seed=0):
-        with torch.autocast("cpu", dtype=torch.float16), HalfProducts():
-            loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
-        scaler.scale(loss / 4096).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-        scales.append(scaler.get_scale())
-    return losses, scales
-
-
-# %% tags=["nbval-ignore-output"]
-losses, scales = train_in_fp16(torch.amp.GradScaler("cpu", growth_interval=3))
-skipped = (torch.tensor(scales).diff() < 0).sum()
-print(
-    f"loss {losses[0]:.2f} at the start, {losses[-1]:.2f} at the end; "
-    f"{skipped} of {len(losses)} steps skipped"
-)
-curve = {"loss scale": (range(len(scales)), scales)}
-title = "The scale climbs until a gradient overflows"
-source = "trained on this CPU"
-lines(curve, title, "step", "loss scale", log_y=True, markers=False, provenance=source)
+    scale = scaler.get_scale()
+    print(f"gradient {gradient}: the weight is {weight.item():.1f}, the next scale {scale:,.0f}")
 
 # %% [markdown]
 # ## Five trainings
-# Five trainings share the model, the batches, AdamW's rate of 0.003, and the loss divided by 4,096:
+# Now all cures in one loop. With master weights, the optimizer sees only fp32 copies: gradients go to the masters, and
+# the masters go back, rounded. With loss scaling, the scaler is around backward and step. With
+# [autocast](../docs/glossary.md#autocast) around forward, PyTorch chooses each operation's format. (`HalfProducts`
+# computes 16-bit products as a GPU's matrix units do; without it, a CPU takes up to ten times as long.)
+
+
+# %%
+def train(model, has_masters=False, autocast=False, scales=False, rate=3e-3, steps=60, seed=0):
+    weights = list(model.parameters())
+    masters = [weight.detach().float() for weight in weights] if has_masters else weights
+    adam = torch.optim.AdamW(masters, lr=rate)
+    scaler = torch.amp.GradScaler("cpu", enabled=scales, growth_interval=3)
+    losses = []
+    for tokens, targets in batches(steps, 4, seed=seed):
+        with torch.autocast("cpu", torch.float16, enabled=autocast), HalfProducts():
+            loss = cross_entropy(model(tokens).float().flatten(0, 1), targets.flatten())
+        scaler.scale(loss / 4096).backward()
+        for weight, master in zip(weights, masters):
+            master.grad = weight.grad.to(master.dtype)
+        scaler.step(adam)
+        scaler.update()
+        for weight, master in zip(weights, masters):
+            weight.data.copy_(master)
+        model.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+# %% [markdown]
+# GradScaler waits 2,000 steps before it doubles. We have 60, so ours waits 3. Five trainings share the model, the
+# batches, AdamW's rate of 0.003, and the loss divided by 4,096:
 #
 # - fp32
 # - fp16 autocast, without and with a scaler
@@ -320,49 +291,18 @@ lines(curve, title, "step", "loss scale", log_y=True, markers=False, provenance=
 # %%
 predict("03.trained", unit="of five")
 
-# %% [markdown]
-# With master weights, the optimizer sees only fp32 copies. After backward, gradients go to the masters. After the step,
-# the masters go back, rounded. If `masters` are the model's own weights, this is a plain loop.
-
-
-# %%
-def train(model, masters, rate=3e-3, steps=60, seed=0):
-    optimizer = torch.optim.AdamW(masters, lr=rate)
-    losses = []
-    for tokens, targets in batches(steps, 4, seed=seed):
-        with HalfProducts():
-            loss = cross_entropy(model(tokens).float().flatten(0, 1), targets.flatten())
-        (loss / 4096).backward()
-        for weight, master in zip(model.parameters(), masters, strict=True):
-            master.grad = weight.grad.to(master.dtype)
-        optimizer.step()
-        with torch.no_grad():
-            for weight, master in zip(model.parameters(), masters, strict=True):
-                weight.copy_(master)
-        model.zero_grad()
-        losses.append(loss.item())
-    return losses
-
-
 # %% tags=["nbval-ignore-output"]
-from course_utils import plus_minus
-
-waits_for("03.trained")
-fp32 = language_model(seed=0)
-bf16 = language_model(seed=0).bfloat16()
-mixed = language_model(seed=0).bfloat16()
-ended = {
-    "fp32": train(fp32, list(fp32.parameters())),
-    "fp16, no scaling": train_in_fp16(torch.amp.GradScaler("cpu", enabled=False))[0],
-    "fp16, scaled": losses,  # from the training above
-    "bf16 alone": train(bf16, list(bf16.parameters())),
-    "bf16, fp32 master": train(mixed, [weight.detach().float() for weight in mixed.parameters()]),
+plain, alone, mixed = (language_model(seed=0) for _ in range(3))
+trained = {
+    "fp32": train(plain),
+    "fp16, no scaling": train(language_model(seed=0), autocast=True),
+    "fp16, scaled": train(language_model(seed=0), autocast=True, scales=True),
+    "bf16 alone": train(alone.bfloat16()),
+    "bf16, fp32 masters": train(mixed.bfloat16(), has_masters=True),
 }
-final = {name: sum(losses[-10:]) / 10 for name, losses in ended.items()}
+final = {name: sum(losses[-10:]) / 10 for name, losses in trained.items()}
 for name, loss in final.items():
-    print(f"{name:18s} ends at {loss:.2f} nats, {plus_minus(loss - final['fp32'], 2)} against fp32")
-
-# %%
+    print(f"{name:18s} ends at {loss:.2f} nats, {loss - final['fp32']:+.2f} against fp32")
 as_well = [name for name, loss in final.items() if abs(loss - final["fp32"]) < 0.15]
 reveal("03.trained", len(as_well), unit="of five")
 
@@ -383,85 +323,50 @@ predict("03.late", unit="%")
 # %% tags=["nbval-ignore-output"]
 from copy import deepcopy
 
-from course_utils.lessons.shared.language_model import mean_loss
-
-waits_for("03.late")
 rate, unmoved = 1e-5, {}  # change this
-dtypes = {"fp32": torch.float32, "bf16 alone": torch.bfloat16, "bf16, fp32 master": torch.bfloat16}
-for name, dtype in dtypes.items():
-    model = deepcopy(fp32).to(dtype)
-    masters = list(model.parameters())
-    if "master" in name:
-        masters = [w.detach().float() for w in masters]
-    before = mean_loss(deepcopy(model).float())
-    old = torch.cat([w.detach().flatten() for w in model.parameters()])
-    train(model, masters, rate, steps=50, seed=1)
-    same = torch.cat([w.detach().flatten() for w in model.parameters()]) == old
-    unmoved[name] = same.float().mean().item()
-    gained = 1000 * (before - mean_loss(model.float()))
-    print(
-        f"{name:18s} {unmoved[name]:4.0%} of the weights unmoved, "
-        f"{gained:5.1f} thousandths of a nat gained"
-    )
-
-# %%
+text, targets = next(batches(1, 256, seed=2))  # to compare losses on
+names = {"fp32": torch.float32, "bf16 alone": torch.bfloat16, "bf16, fp32 masters": torch.bfloat16}
+for name, dtype in names.items():
+    losses, weights = [], []
+    model = deepcopy(plain).to(dtype)
+    for steps in (0, 50):
+        train(model, "masters" in name, rate=rate, steps=steps, seed=1)
+        logits = deepcopy(model).float()(text).detach()
+        losses.append(cross_entropy(logits.flatten(0, 1), targets.flatten()))
+        weights.append(torch.cat([weight.detach().flatten() for weight in model.parameters()]))
+    unmoved[name] = (weights[0] == weights[1]).float().mean().item()
+    gained = 1000 * (losses[0] - losses[1])
+    print(f"{name:18s} {unmoved[name]:4.0%} unmoved, {gained:4.1f} thousandths of a nat gained")
 reveal("03.late", round(100 * unmoved["bf16 alone"], -1), unit="%")
 
 # %% [markdown]
 # In bf16 alone, most of the progress is lost, without an error: the loss curve looks as if training were finished. With
-# master weights, a bf16 copy may also stay the same for a while, but its master moves on and takes it along. Change the
-# rate to 0.001, and predict both columns.
+# masters, a bf16 weight may stay the same for a while, but its master moves on. Change the rate to 0.001, and predict
+# both columns.
 #
-# And fp16 alone, states included? One of this course's sources says that smaller models were trained so with success.
+# And fp16 alone, states included? Adam divides by $\sqrt{v} + \varepsilon$. What is left of the two in fp16?
 
 # %%
-half = language_model(seed=0).half()
-print("losses:", [round(loss, 1) for loss in train(half, list(half.parameters()), steps=3)])
-print("Adam's epsilon of 1e-8, in fp16:", torch.tensor(1e-8).half().item())
+print("losses:", [round(loss, 1) for loss in train(language_model(seed=0).half(), steps=3)])
+print("the square of a gradient of 1e-4:", torch.tensor(1e-4).half().square().item())
+print("Adam's epsilon of 1e-8:", torch.tensor(1e-8).half().item())
 
 # %% [markdown]
-# Adam divides by $\sqrt{v} + \varepsilon$. In fp16, the square of a small gradient is 0, and so is ε: 0/0. SGD does not
-# divide. Without the division of the loss by 4,096, nothing underflows in this small model:
-
-# %% tags=["nbval-ignore-output"]
-for dtype in (torch.float32, torch.float16):
-    model = language_model(seed=0).to(dtype)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for tokens, targets in batches(60, 4, seed=0):
-        with HalfProducts():
-            loss = cross_entropy(model(tokens).float().flatten(0, 1), targets.flatten())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    print(f"SGD with momentum, everything in {dtype}: loss {loss.item():.2f} after 60 steps")
-
-# %% [markdown]
-# So the source is right where a model is small and its rate high: fp16 alone can learn. At a low rate, updates vanish
-# as in the first failure.
+# Both are 0, and 0/0 gives NaN.
 #
 # ### Why large models diverged in fp16
-# With master weights and loss scaling, fp16 trained good models for years, until models grew large. BLOOM's team spent
-# *several months* on an fp16 model of 104 billion parameters whose loss kept diverging. The Megatron-LM and DeepSpeed
-# teams had trained [530 billion parameters](https://arxiv.org/abs/2201.11990) and gave them the same advice: not in
-# fp16. The team of OPT-175B reported a very difficult time in fp16, too ([the same
-# text](https://huggingface.co/blog/bloom-megatron-deepspeed), section "BF16Optimizer").
+# With masters and loss scaling, fp16 trained good models until they grew large. BLOOM's team spent *several months* on
+# an fp16 model of 104 billion parameters whose loss kept diverging. The teams of Megatron-LM and DeepSpeed, after [530
+# billion parameters](https://arxiv.org/abs/2201.11990), advised them against fp16. OPT-175B's team reported a very
+# difficult time in it ([the same text](https://huggingface.co/blog/bloom-megatron-deepspeed), section
+# "BF16Optimizer").
 #
 # OPT's paper ([section 2.5](https://arxiv.org/abs/2205.01068)) names three signs: the loss runs away, the dynamic loss
-# scale falls to 0, the last layer's activations grow. Loss scaling protects *gradients*. Nothing keeps forward's
-# *activations* below 65,504. BLOOM was then trained in bf16. NVIDIA's cards have it since Ampere (2020); a T4 or a V100
-# does not.
+# scale falls to 0, the last layer's activations grow. Loss scaling protects *gradients*. Nothing keeps *activations*
+# below 65,504. BLOOM was then trained in bf16, which NVIDIA's cards have since Ampere (2020). A T4 or a V100 does not.
 
 # %% [markdown]
 # ## Where each format flows
-# One recipe uses bf16 weights, fp32 gradients and fp32 masters. Kalamkar et al. studied it first, in 2019 ([A Study of
-# BFLOAT16](https://arxiv.org/abs/1905.12322), section 3). In plain PyTorch it flows like this:
-
-# %%
-from course_utils.lessons.precision.figures import flow_figure
-
-flow_figure("Each product is summed in fp32, and its result rounded to bf16: y, dL/dW, dL/dx")
-
-# %% [markdown]
 # "Multiply in bf16, add in fp32": does the addition matter?
 #
 # **Your guess.** Add 4,096 ones in bf16, one after the other. What comes out?
@@ -474,21 +379,19 @@ dtype = torch.bfloat16  # change this
 total, ones = torch.zeros((), dtype=dtype), torch.ones(1, 4096, dtype=dtype)
 for one in ones.flatten():
     total = total + one
+may_round = torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
 print(f"one by one: {total.item()}; a matrix product of the same ones: {(ones @ ones.T).item()}")
-print(
-    "partial sums in bf16 allowed on a GPU:",
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
-)
+print("on a GPU, a product may round its partial sums to bf16:", may_round)
 reveal("03.ones", total.item(), unit="")
 
 # %% [markdown]
 # From 256 on, bf16's numbers are 2 apart, and adding 1 changes nothing. Change the format to `torch.float16` and
-# predict. A matrix product adds in fp32. On this CPU it rounds once. On a GPU it may split a long sum into parts and
-# round these to 16 bits, too: the last line shows the switch, and `allow_fp16_reduced_precision_reduction` is the same
-# for fp16 ([PyTorch's note on
+# predict. A matrix product adds in fp32, and this CPU rounds once. A GPU may split a long sum and round the parts to 16
+# bits, too. The last line is the switch, with an fp16 twin ([PyTorch's note on
 # accuracy](https://docs.pytorch.org/docs/stable/notes/numerical_accuracy.html#reduced-precision-reduction-for-fp16-and-bf16-gemms)).
 #
-# Gradients of many micro-batches are a long sum, too, so this recipe adds them in fp32. For one linear layer:
+# Gradients of many micro-batches are a long sum, too. One recipe adds them in fp32: bf16 weights, fp32 gradients, fp32
+# masters ([Kalamkar et al. 2019](https://arxiv.org/abs/1905.12322), section 3). For one linear layer:
 
 # %%
 master = torch.nn.Parameter(torch.randn(64, 32, generator=torch.Generator().manual_seed(0)))
@@ -507,213 +410,214 @@ print("bf16:", {tensor.dtype for tensor in (W, y, dy, dx, dW)})
 print("fp32:", {tensor.dtype for tensor in (master, master.grad, adam.state[master]["exp_avg"])})
 
 # %% [markdown]
-# In one place this differs from Kalamkar et al. Their weight gradients are never rounded: the product's fp32 sums go to
-# the fp32 master weights. PyTorch rounds dL/dW to the format of W, and only then `+=` adds it in fp32. Autocast rounds
-# it, too. Megatron Core's `gradient_accumulation_fusion` does not: its kernel adds the product to the fp32 gradients
-# itself ([layers.py](https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/tensor_parallel/layers.py)).
-#
+# In one place this differs from Kalamkar et al., who never round dL/dW: the product's fp32 sums go to the fp32 masters.
+# PyTorch rounds dL/dW to the format of W, then adds it in fp32. Autocast rounds it, too. Megatron Core's
+# `gradient_accumulation_fusion` does not
+# ([layers.py](https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/tensor_parallel/layers.py)).
+
+# %% [markdown]
 # ## What autocast keeps in fp32
 # Most people write `with torch.autocast("cuda", dtype=torch.bfloat16):` instead. PyTorch then chooses each operation's
 # format. Weights, gradients and states stay in fp32.
 #
-# **Your guess.** In GPT-2, 4 sequences of 256 tokens: how large are the activations at the end of forward, in percent
-# of fp32's?
+# **Your guess.** GPT-2 with *one* sequence of 1,024 tokens: how much does forward keep for backward under autocast, in
+# percent of what it keeps in fp32?
 
 # %%
 predict("03.autocast", unit="% of fp32's")
 
 # %% [markdown]
-# Matrix products and convolutions run in 16 bits: `linear`, `matmul`, `conv2d` and their relatives. What adds up many
-# numbers or grows fast runs in fp32: norms, softmax, powers, most losses. Everything else takes the format of its
-# inputs ([PyTorch's list](https://docs.pytorch.org/docs/stable/amp.html#autocast-op-reference)).
-#
-# Which format does each layer return? Put a forward hook on half of a [transformer
-# block](../docs/glossary.md#transformer-block). `with on_gpu():` runs plain PyTorch with `device="cuda"`: on your card,
-# or on a simulated one that counts bytes and holds no values.
+# Matrix products and convolutions run in 16 bits. What adds up many numbers or grows fast runs in fp32: norms, softmax,
+# powers, most losses. Everything else takes the format of its inputs ([PyTorch's
+# list](https://docs.pytorch.org/docs/stable/amp.html#autocast-op-reference)). Here is the
+# [block](../docs/glossary.md#transformer-block) of lesson 01's script. Which format does each of its layers return?
 
 # %%
 from torch import nn
+from torch.nn import functional as F
 
 
-class Mlp(nn.Module):
-    def __init__(self, h):
+class Block(nn.Module):
+    def __init__(self, h, a):
         super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(h), nn.Linear(h, 4 * h), nn.Linear(4 * h, h)
-        self.gelu = nn.GELU()
+        self.norm1, self.norm2, self.a = nn.LayerNorm(h), nn.LayerNorm(h), a
+        self.qkv, self.out = nn.Linear(h, 3 * h), nn.Linear(h, h)
+        self.mlp = nn.Sequential(nn.Linear(h, 4 * h), nn.GELU(), nn.Linear(4 * h, h))
 
     def forward(self, x):
-        return x + self.down(self.gelu(self.up(self.norm(x))))
+        b, s, h = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(b, s, 3 * self.a, -1).transpose(1, 2).chunk(3, 1)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(b, s, h))
+        return x + self.mlp(self.norm2(x))
+
+
+# %%
+from course_utils import on_gpu
 
 
 def tell(layer, inputs, output):
     print(f"{type(layer).__name__:10s} reads {inputs[0].dtype}, returns {output.dtype}")
 
 
-# %%
-from course_utils import on_gpu
-
 with on_gpu():
-    block = nn.Sequential(Mlp(1024), nn.Linear(1024, 1024), nn.Softmax(-1)).to("cuda")
-    hooks = [layer.register_forward_hook(tell) for layer in block.modules()]
-    x = torch.randn(64, 1024, device="cuda")
+    block, x = Block(768, 12).to("cuda"), torch.randn(1, 1024, 768, device="cuda")
+    for layer in block.modules():
+        layer.register_forward_hook(tell)
     with torch.autocast("cuda", dtype=torch.bfloat16):
         block(x)
-    for hook in hooks:
-        hook.remove()
+    del block, layer, x
 
 # %% [markdown]
-# **Norms and softmax return fp32**, and forward keeps it. Their kernels add in fp32 anyway; autocast changes what is
-# *stored*. The block's output, the [residual stream](../docs/glossary.md#residual-connection), is fp32: each addition
-# takes the wider format. Autocast also keeps a 16-bit *copy* of every weight matrix:
-
-# %%
-tokens = 256  # change this
-with on_gpu():
-    x = torch.randn(tokens, 1024, device="cuda")
-    for enabled in (False, True):
-        before = torch.cuda.memory_allocated()
-        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=enabled):
-            out = block(x)
-        kept = torch.cuda.memory_allocated() - before
-        print(f"autocast {enabled!s:5}: forward keeps {kept / 1e6:6.1f} MB for {tokens:,} tokens")
-        del out
-copies = sum(2 * weight.numel() for weight in block.parameters() if weight.dim() == 2)
-print(f"2 bytes for each weight of a matrix: {copies / 1e6:.1f} MB")
-
-# %% [markdown]
-# With few tokens, autocast keeps *more* than fp32: the copies cost the same for any batch. Change 256 to 4096. Predict,
-# then run.
+# **Norms return fp32**, and forward keeps it. Their kernels add in fp32 anyway; autocast changes what is *stored*. The
+# block's output, the [residual stream](../docs/glossary.md#residual-connection), is fp32: each addition takes the wider
+# format.
 #
 # And the **loss**? PyTorch's documentation lists `cross_entropy` among what runs in fp32. Given
 # [logits](../docs/glossary.md#logits) in bf16, what does it keep for backward?
 
 
 # %%
-def show(tensor):
+def look(tensor):
     print(f"keeps {tensor.dtype}, {tuple(tensor.shape)}")
-    return tensor
+    return tensor.detach()  # the tensor itself would keep its own graph alive
 
 
 with on_gpu():
     logits = torch.randn(1024, 50_257, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     targets = torch.randint(50_257, (1024,), device="cuda")
-    with (
-        torch.autocast("cuda", dtype=torch.bfloat16),
-        torch.autograd.graph.saved_tensors_hooks(show, lambda kept: kept),
-    ):
+    watch = torch.autograd.graph.saved_tensors_hooks(look, lambda kept: kept)
+    with torch.autocast("cuda", dtype=torch.bfloat16), watch:
         loss = cross_entropy(logits, targets)
-    del loss, logits
+    del loss, logits, targets
 
 # %% [markdown]
 # The [log-softmax](../docs/glossary.md#log-softmax) inside the loss runs in the logits' bf16. Then its result is copied
-# to fp32. Both stay: 6 bytes per logit. Now `measure` runs a whole step of GPT-2 in four recipes.
-
-# %%
-from course_utils import TrainingRun, measure
-
-base = TrainingRun("gpt2", micro_batch=4, seq_len=256, attention="eager")
-recipes = ("fp32", "amp-bf16", "bf16-master", "bf16")
-steps = {name: measure(base.replace(precision=name)) for name in recipes}
-kept = {name: step.moments["end of forward"]["activations"] for name, step in steps.items()}
-for name in recipes[:3]:
-    print(
-        f"{name:12s} {kept[name] / 1e6:6.1f} MB of activations, "
-        f"{kept[name] / kept['fp32']:.0%} of fp32's"
-    )
-print(
-    "weight copies under autocast: "
-    f"{steps['amp-bf16'].moments['end of forward']['weight_copies'] / 1e6:.1f} MB"
-)
-reveal("03.autocast", 100 * kept["amp-bf16"] / kept["fp32"], unit="% of fp32's")
-
-# %% [markdown]
-# ## The sum for each recipe
-# Now count the bytes that persist. Lesson 01 had [ZeRO](../docs/glossary.md#zero)'s 2 + 2 + 12 per parameter.
+# to fp32. Both stay: 6 bytes per logit.
 #
-# **Your guess.** How many GB do weights, gradients and optimizer states of GPT-2 XL (1.56 billion parameters) take
-# under *autocast*?
+# Now the whole model, and a step that is the five trainings' loop. `weigh` returns the bytes that forward keeps for
+# backward, and the peak of step 2.
+
 
 # %%
-predict("03.xl", unit="GB")
+V = 50257
+
+
+class GPT(nn.Module):
+    def __init__(self, h=768, L=12, a=12):
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(V, h), nn.Embedding(1024, h)
+        self.blocks, self.norm = nn.Sequential(*(Block(h, a) for _ in range(L))), nn.LayerNorm(h)
+
+    def forward(self, ids):  # to the loss; the head shares the embedding's weights
+        x = self.blocks(self.tokens(ids) + self.positions.weight[: ids.shape[1]])
+        logits = F.linear(self.norm(x), self.tokens.weight)
+        return F.cross_entropy(logits.flatten(0, 1), ids.flatten())
+
+
+# %%
+def weigh(sequences, dtype=torch.float32, autocast=False, has_masters=False):
+    torch.cuda.empty_cache()  # or old blocks would be reused, with what they have beyond tensors
+    model = GPT().to("cuda", dtype)
+    weights = list(model.parameters())
+    masters = [nn.Parameter(one.detach().float()) for one in weights] if has_masters else weights
+    adam = torch.optim.AdamW(masters, fused=True)
+    for _ in range(2):
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+            loss = model(torch.randint(V, (sequences, 1024), device="cuda"))
+        kept = torch.cuda.memory_allocated() - before
+        loss.backward()
+        for weight, master in zip(weights, masters):
+            weight.grad, master.grad = None, weight.grad.to(master.dtype)
+        adam.step()
+        adam.zero_grad()
+        for weight, master in zip(weights, masters):
+            weight.data.copy_(master)
+    return kept, torch.cuda.max_memory_allocated()
+
 
 # %% [markdown]
-# First one matrix, with the masters of your own loop. Change `masters` to `False` ("bf16 alone"), then the format to
-# `torch.float32`. Each time, predict the bytes per parameter.
+# **Estimate.** Autocast also keeps a 16-bit *copy* of every weight matrix that is multiplied: 12·h² in each block, and
+# the head.
 
 # %%
-dtype, masters = torch.bfloat16, True  # change this
+sequences = 1  # change this
+with on_gpu(needs="14 GB"):
+    in_fp32, under = (weigh(sequences, autocast=on)[0] for on in (False, True))
+copies = 2 * (12 * 12 * 768**2 + V * 768)
+print(f"forward keeps {in_fp32 / 1e6:,.0f} MB in fp32, {under / 1e6:,.0f} MB under autocast")
+print(f"the copies of the weights take {copies / 1e6:,.0f} MB of the latter")
+reveal("03.autocast", 100 * under / in_fp32, unit="% of fp32's")
+
+# %% [markdown]
+# With few tokens, autocast keeps *more* than fp32: the copies cost the same for any batch. Change 1 to 8. Predict, then
+# run. (The kernel of attention is flash under autocast. There is no flash kernel for fp32: PyTorch takes the
+# *efficient* one, which keeps no scores either.)
+
+# %% [markdown]
+# ## Bytes per parameter
+# And what persists? Lesson 01 had [ZeRO](../docs/glossary.md#zero)'s 2 + 2 + 12 bytes per parameter. Others say 18 or
+# 20 for training with bf16 weights and fp32 masters.
+#
+# **Your turn.** This cell ends with 20. Write *one* line that makes it 18: the recipe with fp32 gradients and no
+# others. Which other line makes it ZeRO's 16?
+
+# %%
 with on_gpu():
     before = torch.cuda.memory_allocated()
-    weight = torch.zeros(4096, 4096, device="cuda", dtype=dtype)
-    weight.grad = torch.zeros_like(weight)
-    master = weight.float().clone() if masters else weight
-    adam = torch.optim.AdamW([master], lr=1e-4)
-    master.grad = weight.grad.to(master.dtype)
+    weight = torch.zeros(4096, 4096, device="cuda", dtype=torch.bfloat16)
+    weight.grad = torch.ones_like(weight)  # from backward
+    master = nn.Parameter(weight.float())
+    master.grad = weight.grad.float()
+    adam = torch.optim.AdamW([master], fused=True)
     adam.step()
-    if masters:
-        master.grad = None
-    N, held = weight.numel(), torch.cuda.memory_allocated() - before
-    print(f"{held / N:.2f} bytes per parameter after the step")
+    # write one line here
+    each = (torch.cuda.memory_allocated() - before) / weight.numel()
     del weight, master, adam
+said = {20: "both gradients are there", 16: "this is ZeRO's, with bf16 gradients"}
+why = said.get(round(each), "weight, master and both moments have to stay")
+print("Right." if round(each) == 18 else f"Not yet: {each:.0f} bytes per parameter, {why}.")
 
-# %% tags=["hide-input"]
-from course_utils.figures import stack
-from course_utils.lessons.precision.formats_in_a_step import (
-    estimated_states,
-    measured_states,
-    per_parameter,
-)
-
-waits_for("03.xl")
-N = base.model.parameters
-print(f"{'bytes per parameter':22s} {'estimated':18s} {steps['fp32'].word}")
-for name, step in steps.items():
-    formula, found = estimated_states(base.replace(precision=name)), measured_states(step)
-    gap = plus_minus(sum(formula.values()) - sum(found.values()))
-    print(
-        f"{name:22s} {per_parameter(formula, N):18s} {per_parameter(found, N):18s} gap {gap} bytes"
-    )
+# %% [markdown]
+# <details><summary>The line</summary>
+#
+# `weight.grad = None` leaves the fp32 gradients: 2 + 4 + 4 + 8. `master.grad = None` leaves the bf16 ones: 2 + 2 + 4 +
+# 8.
+#
+# </details>
+#
+# Here are the recipes that you will meet, made of real tensors. The order: weights, gradients, master weights if there
+# are any, Adam's two moments, a second copy.
 
 # %%
-xl = TrainingRun("gpt2-xl", attention="efficient")  # fp32 has no flash kernel
-names = ("fp32", "amp-bf16", "bf16-master", "bf16-master-fp32grad", "bf16", "fp8")
-states = {name: estimated_states(xl.replace(precision=name)) for name in names}
-reveal("03.xl", sum(states["amp-bf16"].values()))
-title = "GPT-2 XL's states shrink only in recipes that give up fp32 copies"
-stack(states, title, provenance="estimated from formulas")
-
-# %% [markdown]
-# fp32 and autocast take the same 16 bytes per parameter as ZeRO's recipe. Only bf16 alone and fp8 take less.
-#
-# **The gap** is 0 because the formula rounds each of these tensors to blocks, as the allocator does. A real card adds
-# CUDA's context, cuBLAS's [workspaces](../docs/glossary.md#workspace), and what the allocator reserves beyond its
-# tensors ([lesson 12](12_allocator_and_fragmentation.ipynb)).
-#
-# ### 16, 18, 20: who says what
-# Before you compare two tools, ask which terms they include.
-
-# %% tags=["hide-input"]
-conventions = {
-    "ZeRO, section 3.1": (2, 2, 4, 4, 4),
-    "Megatron Core, fp32 everything": (4, 4, 0, 4, 4),
-    "Megatron Core, 16-bit weights, fp32 gradients": (2, 4, 4, 4, 4),
-    "Megatron Core, 16-bit weights and gradients": (2, 2 + 4, 4, 4, 4),
-    "Ultra-Scale Playbook, with fp32 gradients": (2, 2 + 4, 4, 4, 4),
-    "EleutherAI cookbook; llm-analysis": (2, 4, 4, 4, 4),
-    "Transformer Engine: only products in fp8": (4, 4, 0, 4, 4),
-    "DeepSeek-V3, without the fp8 copies": (0, 4, 4, 2, 2),
-    "FP8-LM: fp8, 16-bit masters and second moment": (1, 1, 2, 1, 2),
+f32, bf16, f16, f8 = torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn
+recipes = {
+    "fp32; Transformer Engine's fp8": (f32, f32, f32, f32),
+    "autocast, with its copies": (f32, f32, f32, f32, bf16),
+    "ZeRO, section 3.1": (bf16, bf16, f32, f32, f32),
+    "fp32 gradients: Megatron Core, EleutherAI": (bf16, f32, f32, f32, f32),
+    "… and bf16 ones: Megatron Core, Playbook": (bf16, f32, f32, f32, f32, bf16),
+    "bf16 alone": (bf16, bf16, bf16, bf16),
+    "DeepSeek-V3, without its fp8 copies": (f32, f32, bf16, bf16),
+    "FP8-LM": (f8, f8, f16, f8, f16),
 }
-print(f"{'':47s} weights + gradients + master + m + v")
-for name, terms in conventions.items():
-    print(f"{name:47s} {' + '.join(map(str, terms))} = {sum(terms)}")
+with on_gpu():
+    for name, formats in recipes.items():
+        before = torch.cuda.memory_allocated()
+        tensors = [torch.empty(2**24, device="cuda", dtype=dtype) for dtype in formats]
+        each = (torch.cuda.memory_allocated() - before) / 2**24
+        terms = " + ".join(str(tensor.itemsize) for tensor in tensors)
+        print(f"{name:42s} {terms:22s} = {each:.0f}")
+        del tensors
 
 # %% [markdown]
-# Megatron Core's three conventions are in its guide, [Distributed
-# Optimizer](https://docs.nvidia.com/megatron-core/developer-guide/latest/distrib_optimizer.html). Its 20 has 16-bit
-# gradients *and* an fp32 copy for the optimizer, like that of the [Ultra-Scale
-# Playbook](https://huggingface.co/spaces/nanotron/ultrascale-playbook). ZeRO's count leaves that copy out. Lesson 02
-# shows its effect: a step peaks at 22.
+# **On the states, mixed precision saves nothing**: fp32, autocast and masters take 16 or more. Only recipes with smaller
+# moments take less. Before you compare two tools, ask which terms they include. Megatron Core has both 18 and 20 in its
+# [guide](https://docs.nvidia.com/megatron-core/developer-guide/latest/distrib_optimizer.html). Its 20 has an fp32 copy
+# of the gradients for the optimizer, like that of the [Ultra-Scale
+# Playbook](https://huggingface.co/spaces/nanotron/ultrascale-playbook). ZeRO's count leaves the copy out.
 #
 # ### fp8
 # An fp8 format has so few values that each tensor needs its own *scale*. Store gradients of standard deviation 0.001 in
@@ -721,86 +625,100 @@ for name, terms in conventions.items():
 
 # %%
 gradient = 0.001 * torch.randn(256, 256, generator=torch.Generator().manual_seed(0))
-scale = torch.finfo(torch.float8_e4m3fn).max / gradient.abs().max()
-plain = gradient.to(torch.float8_e4m3fn).float()
-fitted = (gradient * scale).to(torch.float8_e4m3fn).float() / scale
-for name, stored in (("as they are", plain), ("scaled", fitted)):
+fitting = torch.finfo(torch.float8_e4m3fn).max / gradient.abs().max()
+for name, scale in {"as they are": 1.0, "scaled": fitting}.items():
+    stored = (gradient * scale).to(torch.float8_e4m3fn).float() / scale
     error = (stored - gradient).norm() / gradient.norm()
     print(f"{name:12s} error {error:.0%} of the gradients' norm")
 
 # %% [markdown]
-# One of this course's sources says that fp8 training keeps its optimizer states in 16 bits or more. Does it?
+# One of this course's sources says that fp8 training keeps its optimizer states in 16 bits or more. The table's recipes:
 #
-# - NVIDIA's Transformer Engine: only products are fp8 ([table of
-#   MS-AMP](https://azure.github.io/MS-AMP/docs/user-tutorial/optimization-level), row "Nvidia TE").
-# - DeepSeek-V3: moments are bf16, master weights and gradients fp32 ([DeepSeek-AI
-#   2024](https://arxiv.org/abs/2412.19437), section 3.3.3).
-# - FP8-LM: the *first* moment is fp8, second moment and master weights have 16 bits ([Peng et al.
-#   2023](https://arxiv.org/abs/2310.18313), section 2.2). The second holds squares, which span twice as many powers of
-#   two.
+# - Transformer Engine: only products are fp8 ([MS-AMP's
+#   table](https://azure.github.io/MS-AMP/docs/user-tutorial/optimization-level), row "Nvidia TE").
+# - DeepSeek-V3: masters and gradients are fp32, moments bf16 ([DeepSeek-AI 2024](https://arxiv.org/abs/2412.19437),
+#   section 3.3.3).
+# - FP8-LM: weights, gradients and the *first* moment are fp8 ([Peng et al. 2023](https://arxiv.org/abs/2310.18313),
+#   section 2.2). The second moment holds squares, which span twice as many powers of two: 16 bits.
 #
-# FP8-LM disagrees, so "trained in fp8" says little about memory. PyTorch by itself trains nothing in fp8. The course
-# estimates FP8-LM's states and does not simulate them.
+# FP8-LM disagrees with the source, so "trained in fp8" says little about memory.
 
 # %% [markdown]
 # ## What it saves
-# On the states, mixed precision saves nothing. So where is the saving?
-#
-# **Your guess.** The same step of GPT-2 with bf16 weights and master weights: how large is its peak, in percent of
-# fp32's?
+# So where is the saving? **Your guess.** GPT-2 with 8 sequences of 1,024 tokens, in bf16 with fp32 masters: how large
+# is the step's peak, in percent of fp32's?
 
 # %%
 predict("03.peak", unit="% of fp32's")
 
-# %%
-reveal("03.peak", 100 * steps["bf16-master"].peak / steps["fp32"].peak, unit="% of fp32's")
-title = "With a small batch the states dominate, and autocast saves little"
-stack(steps, title, provenance=str(steps["fp32"].provenance))
-
 # %% [markdown]
-# The saving is in the activations, which grow with the batch. The paper on mixed precision says in its abstract that
-# memory nearly halves: there, activations were most of it (Micikevicius et al. 2018, section 3.1). The closed form
-# shows larger batches. Change 64 to 1. Predict, then run.
+# `weigh` takes the steps. A `TrainingRun` says each recipe in one word, and `estimate` is the closed form for it.
 
 # %%
-from course_utils import estimate
+from course_utils import TrainingRun, estimate
 
-large = base.replace(micro_batch=64)  # change this
-single = estimate(large.replace(precision="fp32")).total
-for name in ("amp-bf16", "bf16-master", "bf16"):
-    total = estimate(large.replace(precision=name)).total
-    print(f"{large.micro_batch} sequences, {name:12s} {total / single:.0%} of fp32's peak")
+choices = {
+    "fp32": {},
+    "amp-bf16": {"autocast": True},
+    "bf16-master": {"dtype": torch.bfloat16, "has_masters": True},
+}
+run = TrainingRun("gpt2", 8, 1024, optimizer="adamw-fused", dropout=0.0)
+runs = {"fp32": run.replace(precision="fp32", attention="efficient")}
+runs |= {name: run.replace(precision=name) for name in ("amp-bf16", "bf16-master")}
+with on_gpu(needs="14 GB"):
+    peaks = {name: weigh(8, **choice)[1] for name, choice in choices.items()}
+for name, peak in peaks.items():
+    share, formula = peak / peaks["fp32"], estimate(runs[name]).total
+    gap = f"estimated {formula / 1e9:.2f} GB, gap {(formula - peak) / 1e6:+.0f} MB"
+    print(f"{name:12s} {peak / 1e9:5.2f} GB, {share:4.0%} of fp32's; {gap}")
+reveal("03.peak", 100 * peaks["bf16-master"] / peaks["fp32"], unit="% of fp32's")
 
 # %% [markdown]
+# **The gap** is cuBLAS's [workspaces](../docs/glossary.md#workspace), and what blocks have beyond their tensors
+# ([lesson 12](12_allocator_and_fragmentation.ipynb)). A larger batch makes the saving larger. Look at the kinds:
+
+# %%
+from course_utils.figures import stack
+
+rows = {
+    f"{name}, b = {b}": estimate(one.replace(micro_batch=b))
+    for b in (8, 1)  # change this
+    for name, one in runs.items()
+}
+title = "16 bits save activations and the loss's gradients, so a small batch saves little"
+stack(rows, title, provenance="estimated")
+
+# %% [markdown]
+# The peak is in the loss's backward, before the weights have gradients. Weights and states take 12 bytes per parameter
+# in fp32 and under autocast, 14 with masters: no saving. Activations and temporaries, the logits' gradients, become
+# smaller. Both grow with the batch: change 1 to 64. The paper on mixed precision says that memory nearly halves: there,
+# activations were most of it (Micikevicius et al. 2018, section 3.1). Autocast saves less, as its residual stream,
+# norms and loss stay fp32.
+
+# %% [markdown]
+# ## Your script, under autocast
+# The script changes by one line. Forward and loss go one level deeper. Backward and the optimizer stay outside:
+
+# %%
+from course_utils.lessons.shared.growing_script import script
+
+script(3)
+
+# %% [markdown]
+# Apply it to `my_train.py`, next to this notebook, save, and run the cell again. Your row must show the simulated bytes
+# of the row above it. `weigh` counted the same. Lesson 02's change did not move this peak, which is at the loss. This
+# one does: the gradients of the logits and most activations have 16 bits. With masters the script would fall further,
+# but that takes `weigh`'s whole loop.
+#
 # ### And time?
 # For many, speed matters more. Matrix units multiply 16-bit numbers several times as fast, and only half the bytes
-# move. **No simulation can show speed.** Only a GPU can:
+# move. **No simulation can show speed.** On a GPU, `python my_train.py` prints tokens per second: run it with the line
+# and without.
 
 # %%
 from course_utils.lessons.shared.recorded_times import recorded_times
 
 recorded_times("precision")
-
-# %% [markdown]
-# If this machine has a GPU, time it. It keeps working while Python goes ahead, so wait for it (`synchronize`) before
-# you read the clock.
-
-# %% tags=["nbval-ignore-output", "this-machine"]
-import time
-
-dtypes = (torch.float32, torch.bfloat16) if torch.cuda.is_available() else ()
-for dtype in dtypes:
-    model, x = Mlp(4096).to("cuda"), torch.randn(4096, 4096, device="cuda")
-    for step in range(23):
-        if step == 3:  # the first three warm up
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-        with torch.autocast("cuda", dtype=dtype, enabled=dtype != torch.float32):
-            loss = model(x).float().square().mean()
-        loss.backward()
-    torch.cuda.synchronize()
-    print(f"{dtype}: {1000 * (time.perf_counter() - start) / 20:.1f} ms for forward and backward")
-print(f"GPUs here: {torch.cuda.device_count()}")
 
 # %% [markdown]
 # ## In your own script

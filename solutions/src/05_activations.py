@@ -148,7 +148,7 @@ def kept_by_module(model: nn.Module, x: torch.Tensor) -> dict[str, int]:
         if storage not in seen:
             seen.add(storage)
             kept[running[-1]] = kept.get(running[-1], 0) + storage.nbytes()
-        return tensor
+        return tensor.detach()
 
     with (
         names_running(model) as running,
@@ -177,8 +177,8 @@ check.kept_by_module(kept_by_module)
 # <details><summary>Hint 3: almost there</summary>
 #
 # Put the storages of x, parameters and buffers into that set first: then they never count. `storage.nbytes()` is the
-# size of the complete storage, `tensor.nbytes` only that of the view. Return the tensor from your hook, or backward
-# gets nothing back.
+# size of the complete storage, `tensor.nbytes` only that of the view. Return `tensor.detach()` from your hook,
+# or backward gets nothing back.
 #
 # </details>
 

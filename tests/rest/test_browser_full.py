@@ -27,15 +27,14 @@ EXPLORER = "from course_utils.interactive.explorer_widget"
 THEMES = ("Light", "Dark")
 IN_SIGHT = "(at) => { const {top} = at.getBoundingClientRect(); return 0 <= top && top < innerHeight; }"
 OUTPUTS = f"{browser.IN_FRONT} .jp-OutputArea"
-SLIDERS = ("run_sliders", "tensor_slider", "walker", "activation_map")
+SLIDERS = ("run_sliders", "walker", "activation_map")
 CELLS = (
     (
-        "from course_utils.interactive.widgets import run_sliders, tensor_slider\n"
+        "from course_utils.interactive.widgets import run_sliders\n"
         "from course_utils.lessons.adam.widget import walker\n"
         "from course_utils.lessons.activations.widget import activation_map"
     ),
     "run_sliders()",
-    "tensor_slider()",
     "walker(beta2=0.99)",
     "activation_map()",
     "from course_utils.lessons import quiz\nquiz(1)",
@@ -246,8 +245,8 @@ def test_a_notebook_as_shipped_shows_no_answer_and_stays_unchanged(playground: b
     """
     with browser.opened(playground, FIRST):
         code = playground.locator(browser.CODE_CELLS)
-        assert not code.filter(has_text='reveal("00.gib"').locator(".jp-OutputArea").is_visible()
-        assert code.filter(has_text='predict("00.gib"').get_by_text("Your guess, in GB").is_visible()
+        assert not code.filter(has_text='reveal("00.scalar"').locator(".jp-OutputArea").is_visible()
+        assert code.filter(has_text='predict("00.scalar"').get_by_text("Your guess, in B").is_visible()
         assert code.filter(has_text="report()").locator(".jp-OutputArea-output").count() == 0
         assert not playground.evaluate("jupyterapp.shell.currentWidget.context.model.dirty")
         playground.locator(f'{browser.IN_FRONT} .jp-RenderedMarkdown a[href$="#gb-and-gib"]').first.click()

@@ -31,7 +31,7 @@ from course_utils.evidence.live_notebook import execute_live
 from course_utils.evidence.record import has_room, judged, to_do
 from course_utils.evidence.sequence import release_line, sequence_hash
 from course_utils.evidence.tasks import Task, recording_list
-from course_utils.interactive.course_files import ROOT
+from course_utils.interactive.course_files import ROOT, scripts
 from course_utils.measuring import devices
 from course_utils.measuring.devices import Cuda, Host, count_peaks
 from course_utils.measuring.files import Line, append, read_lines, repair
@@ -331,3 +331,15 @@ def test_a_notebook_tells_what_was_live_why_not_and_what_failed(tmp_path):
     assert found["not_live"] == ["needs 134.5 GB, a card has 15.0 GB free"]
     assert found["failed"] == ["# what fails: ValueError: x"]
     assert path.read_bytes() == before
+
+
+def test_a_script_is_counted_and_its_speed_is_the_median_after_five_steps(tmp_path):
+    path = tmp_path / "train_01.py"
+    path.write_text(
+        "for n in range(1, 9):\n    print(f'step {n}: loss 1.0, {1000 * n:,} tokens/s, peak 1 GB')\n"
+    )
+    found = one_task.counted_script(path)
+    assert found["tokens_per_second"] == 7000 and len(found["sha256"]) == 64
+    assert {"allocated", "reserved"} < set(found)
+    names = [task.name for task in recording_list() if task.kind == "script"]
+    assert names == [f"script: {path.name}" for path in scripts()] != []

@@ -231,6 +231,6 @@ def test_jupyterlab_opens_the_first_lesson_of_the_started_course_without_news(
             names = {item["name"] for item in json.load(listing)["content"]}
         with answer("lab/api/settings/@jupyterlab/apputils-extension:notification") as settings:
             properties = json.load(settings)["schema"]["properties"]
-    assert names == {path.name for path in (ROOT / "notebooks").glob("*.ipynb")}
+    assert names == {"train", *(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))}
     assert properties["fetchNews"]["default"] == "false"
     assert properties["checkForUpdates"]["default"] is False

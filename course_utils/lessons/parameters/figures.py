@@ -1,10 +1,13 @@
-"""Lesson 04's picture: what the parameters of models belong to, one bar a model."""
+"""Lesson 04's pictures: what the parameters of models belong to, and a model drawn to scale."""
 
 from collections.abc import Mapping
+from math import ceil, log, prod
 
 import numpy as np
+from matplotlib.axes import Axes
 
 from ...figures.style import MARGIN, WIDTH, CourseFigure, bare, look, sheet, text_width
+from ...models import PRESETS, TransformerConfig, block_shapes, outer_shapes
 from ...palette import INK, ink_on, number, stop
 
 # after Paul Tol's muted palette; none is a kind of memory's color, since all of these are parameters
@@ -40,6 +43,121 @@ def shares(models: Mapping[str, Mapping[str, int]], title: str) -> CourseFigure:
     figure.rows = [["parameters", *seen], *table]
     figure.alt = f"{stop(title)} One bar per model, cut into its parts' shares: {', '.join(names)}."
     return figure
+
+
+BLOCK, MODEL = 236.0, 264.0
+"""Widths in points of the two halves of `to_scale`: one block, and the whole model."""
+
+
+def to_scale(name: str, title: str) -> CourseFigure:
+    """Draw the matrices of a model's block, and all of its parameters, as areas. ValueError for experts."""
+    model = PRESETS[name]
+    if model.experts:
+        raise ValueError(f"{name} has experts: too many matrices for this picture")
+    square = model.hidden**2
+    rows = matrix_rows(model)
+    in_block = sum(sum(row.values()) for row in rows) / square
+    high = in_block / 4  # a block is 4·h wide
+    outer = {TABLES[part]: size / square for part, size in tables(model).items()}
+    across = _columns(model.layers, high)
+    tall = ceil(model.layers / across) * high
+    wide = 4 * across + sum(outer.values()) / tall
+    one = min(MODEL / wide, 230 / tall)
+    with look():
+        figure = sheet(title, 22 + max(BLOCK * high / 4, one * tall))
+        block = figure.place(MARGIN, 22, BLOCK, BLOCK * high / 4)
+        whole = figure.place(WIDTH - MARGIN - MODEL, 22, one * wide, one * tall)
+        _draw_block(block, rows, square, 0, 0, named=True)
+        for index in range(model.layers):
+            _draw_block(whole, rows, square, 4 * (index % across), high * (index // across))
+        _draw_tables(whole, outer, 4 * across, tall, one)
+        _head(block, f"one block: {in_block:.3g} h²", 4, high)
+        _head(whole, f"all {model.layers} blocks, {', '.join(outer)}", wide, tall)
+    sizes = {matrix: size / square for row in rows for matrix, size in row.items()} | outer
+    figure.rows = [["matrix", "in h²"], *([name, f"{size:.3g}"] for name, size in sizes.items())]
+    what = f"the matrices of one block of {name} as areas; right, all {model.layers} blocks"
+    figure.alt = f"{stop(title)} Left, {what} with {' and '.join(outer)}, on one scale."
+    return figure
+
+
+def tables(model: TransformerConfig) -> dict[str, int]:
+    """Return the matrices outside the blocks, each by one of the keys of `TABLES`."""
+    shapes = {name.partition(".")[0]: shape for name, shape in outer_shapes(model).items()}
+    return {part: prod(shapes[part]) for part in TABLES if part in shapes}
+
+
+TABLES = {"embedding": "words", "positions": "positions", "head": "head"}
+"""What `PARTS` and a picture call the matrices outside the blocks."""
+
+
+def matrix_rows(model: TransformerConfig) -> list[dict[str, int]]:
+    """Return a block's matrices in rows of a picture: attention's in one, each of the MLP's in its own."""
+    sizes = {name.removesuffix(".weight"): prod(s) for name, s in block_shapes(model).items() if len(s) > 1}
+    attention = {name: size for name, size in sizes.items() if name.startswith("attention.")}
+    return [attention, *({name: size} for name, size in sizes.items() if name.startswith("mlp."))]
+
+
+def _columns(layers: int, high: float) -> int:
+    """Return how many blocks side by side make a picture about as high as it is wide, with few gaps."""
+
+    def faults(across: int) -> float:
+        rows = ceil(layers / across)
+        return abs(log(4 * across / (rows * high))) + 6 * (1 - layers / (rows * across))
+
+    return min(range(1, layers + 1), key=faults)
+
+
+def _head(ax: Axes, text: str, wide: float, tall: float) -> None:
+    """Frame a half of the picture, and write over it what it shows."""
+    ax.set(xlim=(0, wide), ylim=(tall, 0))
+    ax.axis("off")
+    ax.annotate(text, (0, 1), (0, 7), "axes fraction", textcoords="offset points")
+
+
+def _draw_tables(ax: Axes, sizes: Mapping[str, float], left: float, tall: float, one: float) -> None:
+    """Draw tables as high as all blocks, each with its name if it is wide enough; a unit has `one` points."""
+    colors = {name: part for part, name in TABLES.items()}
+    for name, size in sizes.items():
+        wide = size / tall
+        _rectangle(ax, left, 0, wide, tall, colors[name])
+        if one * wide > 12:
+            at = {"ha": "center", "va": "center", "rotation": 90, "fontsize": 10.5}
+            ink = ink_on(PART_COLOURS[colors[name]])
+            ax.text(left + wide / 2, tall / 2, f"{name}: {size:.3g} h²", color=ink, **at)
+        left += wide
+
+
+def _draw_block(
+    ax: Axes, rows: list[dict[str, int]], square: int, left: float, top: float, *, named: bool = False
+) -> None:
+    """Draw the matrices of a block that is 4·h wide; `named` writes what each is."""
+    for row in rows:
+        whole = sum(row.values())
+        tall, x = whole / square / 4, left
+        for matrix, size in row.items():
+            part, _, name = matrix.partition(".")
+            wide = 4 * size / whole
+            _rectangle(ax, x, top, wide, tall, "MLP" if part == "mlp" else part)
+            if named:
+                said = f"{MATRICES[name]}\n{size / square:.3g} h²" if wide > 0.8 else MATRICES[name][0]
+                ink = ink_on(PART_COLOURS["MLP" if part == "mlp" else part])
+                at = {"ha": "center", "va": "center", "color": ink, "fontsize": 10.5}
+                ax.text(x + wide / 2, top + tall / 2, said, **at)
+            x += wide
+        top += tall
+
+
+def _rectangle(ax: Axes, left: float, top: float, wide: float, tall: float, part: str) -> None:
+    """Fill a rectangle in a part's color, with a white edge."""
+    style = {"color": PART_COLOURS[part], "edgecolor": "white", "linewidth": 0.8}
+    ax.bar(left, tall, wide, top, align="edge", **style)
+
+
+MATRICES = {
+    "qkv": "queries, keys, values", "q": "queries", "k": "keys", "v": "values", "out": "output",
+    "gate": "MLP, gate", "up": "MLP, up", "down": "MLP, down",
+}  # fmt: skip
+"""What a picture calls the matrices of a block."""
 
 
 def percent(count: float, whole: float) -> str:

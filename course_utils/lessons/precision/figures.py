@@ -1,6 +1,5 @@
-"""Lesson 03's drawings: a number's bits, gradients next to fp16's limits, a 16-bit step's data flow."""
+"""Lesson 03's drawings: a number's bits, and gradients next to fp16's limits."""
 
-import numpy as np
 import torch
 from matplotlib.patches import Patch
 
@@ -70,54 +69,4 @@ def histogram_figure(gradients: torch.Tensor, title: str, scale: float = 1.0) ->
     share = percent((gradients.mul(scale).half() == 0).float().mean().item())
     figure.alt = f"{stop(title)} Histogram: fp16 turns {share} of the gradients{times} into zero."
     figure.rows = rows
-    return figure
-
-
-HALF, SINGLE = "#D6EEFB", "#FBE3B5"  # colors of what is 16-bit and of what is fp32
-ADDED = "multiply in bf16,\nadd in fp32"
-BOXES = {
-    "x": (0, 0, HALF, "input x", "xW dyx"),
-    "xW": (1, 0, SINGLE, f"x·Wᵀ:\n{ADDED}", "y"),
-    "W": (2, 0, HALF, "weights W", "xW dyW"),
-    "y": (1, 1, HALF, "output y, rounded", "dy"),
-    "dyx": (0, 2, SINGLE, f"dyᵀ·x:\n{ADDED}", "dW"),
-    "dy": (1, 2, HALF, "gradient dL/dy", "dyx dyW"),
-    "dyW": (2, 2, SINGLE, f"dy·W:\n{ADDED}", "dx"),
-    "dW": (0, 3, HALF, "dL/dW, rounded", "sum"),
-    "dx": (1, 3, HALF, "dL/dx, rounded:\nto the layer below", ""),
-    "rounded": (2, 3, HALF, "round to bf16: W", "W"),
-    "sum": (0, 4, SINGLE, "gradients: add up", "Adam"),
-    "Adam": (1, 4, SINGLE, "Adam: m, v", "masters"),
-    "masters": (2, 4, SINGLE, "master weights", "rounded"),
-}
-"""Column, row, color and words of each box, and the boxes that its arrows point to."""
-
-
-def flow_figure(title: str) -> CourseFigure:
-    """One linear layer's training step with bf16 weights, fp32 gradients and fp32 master weights.
-
-    The recipe of Micikevicius et al. 2018, figure 1, with bf16 for fp16 and gradients added up in fp32.
-    """
-    columns, rows, colors, words, _ = zip(*BOXES.values(), strict=True)
-    with look():
-        figure = sheet(title, 386)
-        ax = figure.place(MARGIN, 24, INSIDE, 362)
-        ax.set(xlim=(-0.37, 2.5), ylim=(4.32, -0.32))
-        ax.set_axis_off()
-        swatches = [Patch(facecolor=color, edgecolor=RULE) for color in (HALF, SINGLE)]
-        legend(ax, swatches, ["bf16 in memory", "fp32, in memory or inside the matrix unit"])
-        corners = np.subtract(rows, 0.32)
-        drawn = ax.bar(columns, 0.64, 0.74, corners, color=colors, edgecolor=RULE, clip_on=False)
-        ax.bar_label(drawn, words, label_type="center", fontsize=11, linespacing=1.1)
-        boxes = dict(zip(BOXES, drawn, strict=True))
-        for start, (*_, ends) in BOXES.items():
-            way = "bar,fraction=0.36" if start == "rounded" else "arc3"  # around the boxes between
-            for end in ends.split():
-                arrow = {"arrowstyle": "-|>", "color": INK, "linewidth": 1.3, "connectionstyle": way}
-                arrow |= {"patchA": boxes[start], "patchB": boxes[end], "shrinkA": 0, "shrinkB": 1}
-                ax.annotate("", BOXES[end][:2], BOXES[start][:2], arrowprops=arrow)
-    figure.alt = (
-        f"{stop(title)} Forward and backward multiply in bf16. Gradients, Adam and master weights are fp32; "
-        "the master weights are rounded to bf16 and become W of the next step."
-    )
     return figure

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from ... import TrainingRun, moments
 from ...estimating.formula import block_bytes
+from ...estimating.states import gradient_bytes, optimizer_state_bytes, parameter_bytes
 from ...interactive.quiz import Numbers, gb
 from ...units import each
-from .formats_in_a_step import estimated_states
 from .number_formats import FORMATS, rounded
 
 MODEL = "gpt2-medium"
@@ -23,7 +23,7 @@ def numbers() -> Iterator[Numbers]:
     normal = next(2**k for k in range(64) if gradient * 2**k >= FORMATS["fp16"].smallest_normal)
     yield "smallest_scale", {"scale": scale, "half": scale // 2, "normal": normal, "begin": 2**16}
     run = TrainingRun(MODEL, precision="amp-bf16")
-    weights, gradients, states = estimated_states(run).values()
+    weights, gradients, states = parameter_bytes(run), gradient_bytes(run), optimizer_state_bytes(run)
     fp32 = weights + gradients + states
     copies = moments(run)["after loss"]["weight_copies"]
     half = (weights + gradients) // 2 + states
@@ -31,8 +31,10 @@ def numbers() -> Iterator[Numbers]:
     yield "autocast_account", {"N": run.model.parameters} | sizes
     run = TrainingRun(MODEL, precision="bf16-master-fp32grad")
     N = run.model.parameters
-    weights, gradients, states = (round(size / N) for size in estimated_states(run).values())
-    half_gradients = round(estimated_states(run.replace(precision="bf16-master"))["gradients"] / N)
+    weights, gradients, states = (
+        round(size(run) / N) for size in (parameter_bytes, gradient_bytes, optimizer_state_bytes)
+    )
+    half_gradients = round(gradient_bytes(run.replace(precision="bf16-master")) / N)
     zero = weights + half_gradients + states
     total = weights + gradients + states
     yield "main_gradients", {"sum": total, "zero": zero, "twice": total + half_gradients, "optimizer": states}

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import unified_diff
+from hashlib import sha256
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from ...errors import unknown
 from ...interactive.course_files import HAS_FOLDER, ROOT, python_path
 from ...interactive.learner_folder import clear_problems, course_home
 from ...measuring.files import read_measurement
+from ...measuring.recorded import Recording, newest
 from ...units import Table, format_bytes, format_signed
 
 STAGES: dict[str, dict[str, Any]] = tomllib.loads(
@@ -33,23 +35,24 @@ OWN = "my_train.py"
 class Stage:
     """The script after a lesson: what the lesson `changes`, and the same training as a run.
 
-    `simulated` is the allocated peak in bytes; `counted` what the GPU `device` counted, 0 where nothing is
-    recorded.
+    `simulated` is the allocated peak in bytes.
     """
 
     lesson: str
     what: str
     run: TrainingRun
     simulated: int
-    counted: int = 0
-    tokens_per_second: float = 0
-    device: str = ""
-    counted_torch: str = ""
-    date: str = ""
 
     @property
     def file(self) -> Path:
         return ROOT / "notebooks" / "train" / f"train_{self.lesson}.py"
+
+    @property
+    def recording(self) -> Recording | None:
+        """What a GPU counted for exactly this text, or None."""
+        text = sha256(self.file.read_bytes()).hexdigest()
+        found = [one for one in newest("script") if one.task == f"script: {self.file.name}"]
+        return next((one for one in found if one.parts["script"]["sha256"] == text), None)
 
 
 def stages() -> list[Stage]:
@@ -98,9 +101,11 @@ class Script:
         rows = [("lesson", "change", "estimated", "simulated", "gap", "counted", "tokens/s")]
         for stage in self.stages:
             estimated = estimate(stage.run).total
-            counted = _gb(stage.counted) if stage.counted else "not recorded"
-            speed = f"{stage.tokens_per_second:,.0f}" if stage.tokens_per_second else "not recorded"
             gap = format_signed(estimated - stage.simulated)
+            counted = speed = "not recorded"
+            if found := stage.recording:
+                counted = _gb(found.parts["script"]["allocated"])
+                speed = f"{found.parts['script']['tokens_per_second']:,.0f}"
             rows.append((stage.lesson, stage.what, _gb(estimated), _gb(stage.simulated), gap, counted, speed))
         if self.peak is not None:
             rows.append(("", f"yours, {OWN}", "", _gb(self.peak), "", "", ""))
@@ -109,10 +114,7 @@ class Script:
     def notes(self) -> Iterator[str]:
         """Where the numbers come from, and what the learner can do now."""
         yield f"Simulated: max_memory_allocated() by the allocator's rules, torch {TORCH}."
-        for stage in self.stages:
-            if stage.counted:
-                told = f"{stage.device}, torch {stage.counted_torch}, {stage.date}"
-                yield f"Lesson {stage.lesson} was counted on {told}."
+        yield from {f"Counted: {stage.recording.provenance}." for stage in self.stages if stage.recording}
         if self.problem:
             yield f"{OWN} could not be watched: {self.problem}"
         place = "" if HAS_FOLDER else f" in {self.own.parent}"
