@@ -2,13 +2,17 @@
 
 import functools
 import math
+import textwrap
+from contextlib import redirect_stdout
+from io import StringIO
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from checking import Answers, JudgedAnswers
-from lesson_source import names_from_cells
+from lesson_source import SOURCES, cells, names_from_cells
 
 from course_utils.lessons.adam import checks as lesson_02
 from course_utils.lessons.adam.by_hand import RULES, START, Valley, steps_needed, trajectory
@@ -70,58 +74,82 @@ ADAM_IN_PIECES = Answers(
 )
 
 # --------------------------------------------------------------------------------------------------
-# 02.2: lean_adam
+# 02.2: update_in_backward
 
 
-class Adam:
-    """An Adam that keeps all its states in `state`, right as it is."""
+def with_dictionaries(parameters: Any, rate: float, keep: str = "") -> None:
+    """One optimizer for all: it steps those masters that have a gradient. `keep` says which is not freed."""
+    masters = {p: torch.nn.Parameter(p.detach().float()) for p in parameters if p.requires_grad}
+    optimizer = torch.optim.AdamW(masters.values(), lr=rate)
 
-    def __init__(self, parameters: Any, rate: float = 3e-3) -> None:
-        self.parameters = list(parameters)
-        self.rate = rate
-        self.steps = 0
-        self.state = [{"m": torch.zeros_like(p), "v": torch.zeros_like(p)} for p in self.parameters]
+    def update(p: Any) -> None:
+        masters[p].grad = p.grad.float()
+        if keep != "16 bits":
+            p.grad = None
+        optimizer.step()
+        if keep != "fp32":
+            masters[p].grad = None
+        p.data = masters[p].detach().to(p.dtype)
 
-    @torch.no_grad()
-    def step(self) -> None:
-        self.steps += 1
-        for weight, state in zip(self.parameters, self.state, strict=True):
-            self.one(weight, state)
-
-    def one(self, weight: torch.Tensor, state: Any) -> None:
-        at_once(weight, weight.grad, state["m"], state["v"], self.steps, self.rate)
-
-
-class KeepsCorrected(Adam):
-    def one(self, weight: torch.Tensor, state: Any) -> None:
-        super().one(weight, state)
-        state["m_hat"] = state["m"] / (1 - 0.9**self.steps)
-        state["v_hat"] = state["v"] / (1 - 0.999**self.steps)
+    for p in masters:
+        p.register_post_accumulate_grad_hook(update)
 
 
-class CountsEach(Adam):
-    """As the colleague's, whose counter goes up with every weight."""
+def with_the_loops_names(parameters: Any, rate: float) -> None:
+    for p in parameters:
+        if p.requires_grad:
+            master = torch.nn.Parameter(p.detach().float())
+            optimizer = torch.optim.AdamW([master], lr=rate)
 
-    @torch.no_grad()
-    def step(self) -> None:
-        for weight, state in zip(self.parameters, self.state, strict=True):
-            self.steps += 1
-            self.one(weight, state)
+            def update(p: Any) -> None:
+                master.grad, p.grad = p.grad.float(), None  # noqa: B023 (it is the mistake)
+                optimizer.step()  # noqa: B023 (it is the mistake)
+                master.grad = None  # noqa: B023 (it is the mistake)
+                p.copy_(master)  # noqa: B023 (it is the mistake)
+
+            p.register_post_accumulate_grad_hook(update)
 
 
-class KeepsGraphs(Adam):
-    def step(self) -> None:
-        super().step()
-        self.lengths = [weight.norm() for weight in self.parameters]
+def without_masters(parameters: Any, rate: float) -> None:
+    optimizers = {p: torch.optim.AdamW([p], lr=rate) for p in parameters if p.requires_grad}
+
+    def update(p: Any) -> None:
+        optimizers[p].step()
+        p.grad = None
+
+    for p in optimizers:
+        p.register_post_accumulate_grad_hook(update)
 
 
-LEAN_ADAM = Answers(
-    right=lambda parameters, rate: torch.optim.Adam(parameters, lr=rate, foreach=True),
+def made_again(parameters: Any, rate: float) -> None:
+    masters = {p: torch.nn.Parameter(p.detach().float()) for p in parameters if p.requires_grad}
+    kept = {}
+
+    def update(p: Any) -> None:
+        masters[p].grad, p.grad = p.grad.float(), None
+        kept[p] = torch.optim.AdamW([masters[p]], lr=rate)
+        kept[p].step()
+        masters[p].grad = None
+        p.copy_(masters[p])
+
+    for p in masters:
+        p.register_post_accumulate_grad_hook(update)
+
+
+def for_all(parameters: Any, rate: float) -> None:
+    for p in parameters:
+        p.register_post_accumulate_grad_hook(lambda p: None)
+
+
+UPDATE_IN_BACKWARD = Answers(
+    right=with_dictionaries,
     wrong=[
-        (KeepsCorrected, "You still keep four numbers per parameter"),
-        (CountsEach, "But how often per step does your counter go up?"),
-        (lambda parameters, rate: torch.optim.AdamW(parameters, lr=rate), "that is AdamW"),
-        (KeepsGraphs, "A state still has its graph"),
+        (for_all, "A frozen parameter never gets a gradient"),
+        (with_the_loops_names, "A hook looks up a loop's names when it *runs*"),
+        (functools.partial(with_dictionaries, keep="16 bits"), "A gradient is still there after your hook"),
+        (functools.partial(with_dictionaries, keep="fp32"), "whose gradients are in fp32?"),
+        (without_masters, "AdamW has 16-bit weights"),
+        (made_again, "makes an optimizer again in each step"),
     ],
 )
 
@@ -207,6 +235,25 @@ FACTORED = Answers(
 # 02.4: frugal
 
 
+class Adam:
+    """An Adam that keeps all its states in `state`, right as it is."""
+
+    def __init__(self, parameters: Any, rate: float = 3e-3) -> None:
+        self.parameters = list(parameters)
+        self.rate = rate
+        self.steps = 0
+        self.state = [{"m": torch.zeros_like(p), "v": torch.zeros_like(p)} for p in self.parameters]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        self.steps += 1
+        for weight, state in zip(self.parameters, self.state, strict=True):
+            self.one(weight, state)
+
+    def one(self, weight: torch.Tensor, state: Any) -> None:
+        at_once(weight, weight.grad, state["m"], state["v"], self.steps, self.rate)
+
+
 class InBf16(Adam):
     """Both moments in 16 bits, and v of the last twenty steps."""
 
@@ -246,7 +293,7 @@ FRUGAL = Answers(
     ],
 )
 
-ANSWERS = {"02.1": ADAM_IN_PIECES, "02.2": LEAN_ADAM, "02.3": FACTORED, "02.4": FRUGAL}
+ANSWERS = {"02.1": ADAM_IN_PIECES, "02.2": UPDATE_IN_BACKWARD, "02.3": FACTORED, "02.4": FRUGAL}
 
 
 class TestAnswers(JudgedAnswers):
@@ -268,7 +315,7 @@ class TestAnswers(JudgedAnswers):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_each_rule_of_the_lesson_walks_as_torchs_optimizer_does(rule: str) -> None:
-    cells = names_from_cells("02", "flat, steep =", "def walk(", "def adam(")
+    cells = names_from_cells("02", "class GPT", "def momentum(", "def walk(", "def adam(")
     betas = {"momentum": {"beta1": 0.8}, "RMSProp": {"beta2": 0.95}, "Adam": {"beta1": 0.8, "beta2": 0.95}}
     ours = functools.partial(cells[rule.lower().replace(" ", "_")], **betas.get(rule, {}))
     path = cells["walk"](ours, 0.05, 30)
@@ -278,7 +325,7 @@ def test_each_rule_of_the_lesson_walks_as_torchs_optimizer_does(rule: str) -> No
 
 def test_the_lessons_adamw_equals_torchs_in_double() -> None:
     """The notebook compares losses alone, to four digits: weight decay left out would not show there."""
-    made = names_from_cells("02", "def walk(", "def adam(", "class HandAdamW")["HandAdamW"]
+    made = names_from_cells("02", "class GPT", "def adam(", "class HandAdamW")["HandAdamW"]
     dice = torch.Generator().manual_seed(0)
     ours = torch.nn.Parameter(torch.randn(4, 3, generator=dice, dtype=torch.float64))
     theirs = torch.nn.Parameter(ours.detach().clone())
@@ -289,6 +336,45 @@ def test_the_lessons_adamw_equals_torchs_in_double() -> None:
         for optimizer in optimizers:
             optimizer.step()
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-14)
+
+
+def _says(part: str, answer: str, **names: Any) -> str:
+    """What a cell that asks for lines says once they are written, indented, in the place it has for them."""
+    [cell] = [cell for cell in cells(next(SOURCES.glob("02_*.py"))) if part in cell]
+    place = next(line for line in cell.splitlines() if "# write t" in line)
+    said = StringIO()
+    with redirect_stdout(said):
+        exec(cell.replace(place, textwrap.indent(answer, "    ")), names)
+    return said.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("update = torch.sign(0.9 * m + 0.1 * g)\nm.mul_(0.99).add_(g, alpha=0.01)", "Right."),
+        ("m.mul_(0.99).add_(g, alpha=0.01)\nupdate = torch.sign(0.9 * m + 0.1 * g)", "Not yet"),
+        ("update = torch.sign(0.9 * m + 0.1 * g)\nm = 0.99 * m + 0.01 * g", "Not yet"),
+    ],
+)
+def test_the_lessons_lion_is_judged(answer: str, said: str) -> None:
+    assert _says("def lion(", answer, torch=torch).startswith(said)
+
+
+def test_the_bytes_that_an_optimizer_keeps_are_judged() -> None:
+    words = torch.nn.Embedding(100, 8)
+    optimizer = torch.optim.AdamW(words.parameters(), foreach=False)
+    words.weight.grad = torch.zeros_like(words.weight)
+    optimizer.step()
+    names: dict[str, Any] = {
+        "optimizer": optimizer,
+        "model": SimpleNamespace(words=words),
+        "allocated": {"the gradients": 0, "step()": 6400},
+    }
+    answer = (
+        "for state in optimizer.state.values():\n    total += sum(tensor.nbytes for tensor in state.values())"
+    )
+    assert _says("def kept_bytes(", answer, **names).startswith("Right.")
+    assert _says("def kept_bytes(", "", **names).startswith("Not yet: 0 bytes")
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -12,7 +12,7 @@
 # # Exercises 02 · Adam
 #
 # **83 minutes** for all four; each one says its own. You should know what [lesson 02](../notebooks/02_adam.ipynb)
-# shows. From the second exercise on, you should also know how a Python class works. You need no GPU.
+# shows. From the third exercise on, you should also know how a Python class works. You need no GPU.
 #
 # Each exercise asks for one function or class. Write it, run the cell, then run the check below it. A check says what
 # is off, never the answer. Stuck? Every exercise has three hints; open one at a time. (“Run All Cells” stops at the
@@ -106,97 +106,109 @@ with on_gpu():
         print(f"pieces of {size:10,} numbers: {on_top / 1e6:5.2f} MB on top")
 
 # %% [markdown]
-# ## 2 · Two faults
-# **Difficulty** ●●●●○ · **15 minutes** · **Trains** finding what is kept for nothing
+# ## 2 · A step inside backward
+# **Difficulty** ●●●●○ · **18 minutes** · **Trains** hooks on gradients, and what a hook remembers
 #
-# A colleague's Adam learns, but it keeps twice the memory that it should. It also differs from PyTorch's, and nobody
-# has noticed. Find the two faults: one of memory, one of arithmetic.
+# The lesson's hook updates fp32 weights. Here the weights are in 16 bits, so their updates happen in fp32 [master
+# weights](../docs/glossary.md#master-weights). Do all of it inside backward. What is kept from step to step is then 2 +
+# 12 bytes per parameter, and no gradient waits.
+#
+# Write `update_in_backward(parameters, rate)`. `parameters` is a list; some of them are frozen, with `requires_grad`
+# False. You are called once. From then on, each `loss.backward()` trains: as soon as a parameter has its gradient,
+#
+# * its gradient is copied to fp32, and the 16-bit one is freed;
+# * its master weight takes a step of `torch.optim.AdamW(…, lr=rate)`, whose states stay from step to step;
+# * its master weight is copied back to the parameter, and the fp32 gradient is freed.
+#
+# Do not change frozen parameters, and return nothing.
 
 
 # %%
-class ColleaguesAdam:
-    def __init__(self, parameters, rate=1e-3):
-        self.parameters, self.rate, self.steps = list(parameters), rate, 0
-        self.states = [{} for _ in self.parameters]
+def update_in_backward(parameters, rate) -> None:
+    """Let backward update each parameter that is trained, and free its gradient."""
 
-    @torch.no_grad()
-    def step(self):
-        for weight, state in zip(self.parameters, self.states, strict=True):
-            self.steps += 1
-            g = weight.grad
-            m, v = state.get("m", torch.zeros_like(g)), state.get("v", torch.zeros_like(g))
-            state["m"], state["v"] = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
-            state["m_hat"] = state["m"] / (1 - 0.9**self.steps)
-            state["v_hat"] = state["v"] / (1 - 0.999**self.steps)
-            weight -= self.rate * state["m_hat"] / (state["v_hat"].sqrt() + 1e-8)
+    ### BEGIN SOLUTION Register a hook for each parameter; return nothing.
+    def prepare(p):
+        master = torch.nn.Parameter(p.detach().float())
+        optimizer = torch.optim.AdamW([master], lr=rate)
 
+        def update(p):
+            master.grad, p.grad = p.grad.float(), None
+            optimizer.step()
+            master.grad = None
+            p.copy_(master)
 
-# %%
-tried = check.trial(ColleaguesAdam, steps=4)
-print(f"{tried.parameters:,} parameters, {tried.kept:,} bytes kept (traced on the CPU)")
-print(f"{tried.kept / tried.parameters:.0f} bytes per parameter")
+        p.register_post_accumulate_grad_hook(update)
 
-# %% [markdown]
-# Write `LeanAdam`: a class that is used in the same way, but keeps 8 bytes per parameter, both states in fp32. Its
-# weights must be those of plain Adam, as `torch.optim.Adam` makes them by default: **no weight decay**, so not AdamW.
-# Any correct way is fine.
+    for p in parameters:
+        if p.requires_grad:
+            prepare(p)
+    ### END SOLUTION
 
 
 # %%
-class LeanAdam:
-    def __init__(self, parameters, rate=1e-3):
-        self.parameters, self.rate, self.steps = list(parameters), rate, 0
-        self.states = [{} for _ in self.parameters]
-
-    @torch.no_grad()
-    def step(self):
-        """Update every parameter from its gradient."""
-        ### BEGIN SOLUTION Update the parameters; keep only m and v.
-        self.steps += 1
-        for weight, state in zip(self.parameters, self.states, strict=True):
-            g = weight.grad
-            m, v = (state.setdefault(name, torch.zeros_like(g)) for name in ("m", "v"))
-            m.mul_(0.9).add_(g, alpha=0.1)
-            v.mul_(0.999).addcmul_(g, g, value=0.001)
-            m_hat, v_hat = m / (1 - 0.9**self.steps), v / (1 - 0.999**self.steps)
-            weight -= self.rate * m_hat / (v_hat.sqrt() + 1e-8)
-        ### END SOLUTION
-
-
-# %%
-check.lean_adam(LeanAdam)
+check.update_in_backward(update_in_backward)
 
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# List what is in `state` after a step. For each entry: does the next step *read* it before it is written?
+# Each parameter needs a master weight, an optimizer for it, and a hook that uses both. `p.detach().float()` is a copy
+# in fp32, and `torch.nn.Parameter(…)` makes it something that an optimizer accepts. Skip frozen parameters.
 #
 # </details>
-# <details><summary>Hint 2: the other fault</summary>
+# <details><summary>Hint 2: which master weight is it?</summary>
 #
-# The model has many parameter tensors. Print `self.steps` after the first call of `step()`.
+# A function looks up the names around it when it *runs*. If you define hooks in a loop, they all see the last
+# parameter's master weight. Either make each hook in a function of its own, or keep master weights and optimizers in
+# dictionaries: PyTorch calls your hook with the parameter.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# m̂ and v̂ can be local variables instead of states. Then they are freed when the function moves on. And count a step
-# once for all parameters, before the loop. The arithmetic of m and v is right.
+# The hook has four lines: the gradient to fp32 and `p.grad = None`; the step; the master's gradient to None; and
+# `p.copy_(master)`. Backward is under `no_grad`, so you may change p in place.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# A tensor lives as long as somebody refers to it. A dictionary that is never emptied does so for the whole training.
-# Here it keeps two corrected means, 8 bytes per parameter, for nothing.
+# The hook is a closure: it keeps a master weight and an optimizer alive, for as long as the parameter has the hook. So
+# the states are there in the next step. Names of a loop are looked up later, which is why such hooks all use the last
+# parameter.
 #
-# The other fault is quieter. The counter goes up once per tensor, so bias correction is right only for the first tensor
-# and soon ends for all others. Their first steps are too long, as the lesson's figure shows. The loss still falls.
+# Below, a network with a plain loop, then with your hooks. Backward of the plain loop ends with 2 bytes per parameter
+# more: its gradients.
+
 
 # %% tags=["solution"]
-for made in (ColleaguesAdam, LeanAdam):
-    tried = check.trial(made, steps=4)
-    each = tried.kept / tried.parameters
-    print(f"{made.__name__:15s} {each:4.1f} bytes per parameter (traced on the CPU)")
+import gc
+
+
+def after_backward(hooks):
+    gc.collect()  # hooks and parameters keep each other until then
+    before = torch.cuda.memory_allocated()
+    model = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048) for _ in range(8)))
+    weights = list(model.to("cuda", torch.bfloat16).parameters())
+    masters = [] if hooks else [torch.nn.Parameter(p.detach().float()) for p in weights]
+    optimizer = torch.optim.AdamW(masters, lr=1e-3) if masters else None
+    if hooks:
+        update_in_backward(weights, 1e-3)
+    for _ in range(2):
+        x = torch.randn(8, 2048, device="cuda", dtype=torch.bfloat16)
+        model(x).square().mean().backward()
+        kept = torch.cuda.memory_allocated() - before
+        for p, master in zip(weights, masters, strict=not hooks):
+            master.grad, p.grad = p.grad.float(), None
+        if optimizer:
+            optimizer.step()
+            optimizer.zero_grad()
+    return kept / sum(p.numel() for p in weights)
+
+
+with on_gpu():
+    after_backward(hooks=True)  # the first run also makes cuBLAS's workspaces
+    plain, hooked = after_backward(hooks=False), after_backward(hooks=True)
+print(f"after backward {plain:.1f} bytes per parameter with a plain loop, {hooked:.1f} with hooks")
 
 # %% [markdown]
 # ## 3 · A row and a column
@@ -339,9 +351,10 @@ check.frugal(Frugal)
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# The shortest way starts from exercise 2: leave out one of the two states and all that belongs to it. Watch two things.
-# A mean that begins at zero makes the first steps too long if it is not corrected. And ε must be far smaller than the
-# gradients, or the second condition fails: ε does not grow with the loss. For the rate, try 0.001, 0.002, 0.003, 0.005.
+# The shortest way starts from the lesson's `HandAdamW`: leave out one of the two states and all that belongs to it.
+# Watch two things. A mean that begins at zero makes the first steps too long if it is not corrected. And ε must be far
+# smaller than the gradients, or the second condition fails: ε does not grow with the loss. For the rate, try 0.001,
+# 0.002, 0.003, 0.005.
 #
 # </details>
 

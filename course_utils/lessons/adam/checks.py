@@ -3,7 +3,7 @@
 import copy
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ import torch
 
 from ...interactive.feedback import Mistakes, call_for_effect, exercise, expect, fail, recognized
 from ...measuring.tracker import Tracker
-from ..shared.judging import alive, same, told
+from ..shared.judging import alive, same, seeded, told
 from ..shared.language_model import language_model, train_language_model
 from .by_hand import kept_bytes, kept_tensors
 
@@ -190,70 +190,116 @@ def _expect_clean(got: Trial) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# 02.2: lean_adam
-class _ByHand:
-    """Adam, or with other options a mistaken one; `each` counts a step for each tensor."""
-
-    def __init__(self, parameters: Any, rate: float, each: bool = False, corrected: str = "mv") -> None:
-        self.rate = rate
-        self.each = each
-        self.corrected = corrected
-        self.steps = 0
-        self.states = [(weight, torch.zeros_like(weight), torch.zeros_like(weight)) for weight in parameters]
-
-    @torch.no_grad()
-    def step(self) -> None:
-        if not self.each:
-            self.steps += 1
-        for weight, m, v in self.states:
-            if self.each:
-                self.steps += 1
-            _means(weight.grad, m, v)
-            weight -= self.rate * _update(m, v, self.steps, corrected=self.corrected)
-
-
-LEAN_BYTES = {
-    4: "4 bytes per parameter are too few: Adam needs both m and v, in fp32, from one step to the next.",
-    12: (
-        "You keep three numbers per parameter. "
-        "Which of them can you compute from the others when you need it?"
+# 02.2: update_in_backward
+LATE = (
+    "A hook looks up a loop's names when it *runs*: by then they are those of the last parameter. Make each "
+    "hook in a function of its own, or look up by the hook's argument."
+)
+HOOK_HINTS = {
+    "doesn't require gradient": "A frozen parameter never gets a gradient, so it takes no hook: skip it.",
+    "to assign a gradient of size": LATE,
+    "'NoneType'": (
+        "There is no gradient in `.grad`. Is it a `register_hook`, which runs before PyTorch stores it? "
+        f"Or the gradient of another parameter? {LATE}"
     ),
-    16: "You still keep four numbers per parameter. Ask about each: does the *next* step read it?",
 }
-LEAN_MISTAKES: Mistakes = {
-    "But how often per step does your counter go up?": partial(_ByHand, each=True),
-    "But you correct neither m nor v: both began at zero.": partial(_ByHand, corrected=""),
-    "But you do not correct v, which began at zero, too.": partial(_ByHand, corrected="m"),
-    "But you do not correct m, which began at zero, too.": partial(_ByHand, corrected="v"),
-    "But your rate is 1e-3 whatever `rate` is.": lambda weights, rate: _ByHand(weights, 1e-3),
+HOOKED_BYTES = {
+    0: "Nothing is kept from step to step. Master weights and AdamW's states must outlive the hook's call.",
+    4: "4 bytes per parameter: AdamW has 16-bit weights. Small updates are lost: give it fp32 masters.",
+    8: "4 bytes per parameter too few are kept: which fp32 number does AdamW not keep?",
+    14: "2 bytes per parameter too many are kept after backward: the 16-bit gradients.",
+    16: "4 bytes per parameter too many are kept after backward: whose gradients are in fp32?",
 }
+HOOKED_MISTAKES: Mapping[str, Mapping[str, Any]] = {
+    "Your hook makes an optimizer again in each step: the last one's states are forgotten.": {
+        "forgets": True
+    },
+    "Your learning rate is 1e-3 whatever `rate` is.": {"rate": 1e-3},
+}
+STEPS, RATE = 8, 3e-3
 
 
-@exercise("02.2", "Only two states per parameter, and the weights are those of plain Adam.")
-def lean_adam(answer: Any) -> None:
-    """`answer(parameters, rate)` makes a plain Adam with a `step()` and 8 bytes per parameter."""
-    got = _tried(answer, steps=4)
-    right = trial(lambda weights, rate: torch.optim.Adam(weights, rate, foreach=False))
-    _expect_clean(got)
-    per = got.kept / got.parameters
-    otherwise = f"It keeps {per:.1f} bytes per parameter from step to step. Which tensors are they?"
-    expect(abs(per - 8) < 0.5, LEAN_BYTES.get(round(per), otherwise))
-    adamw = trial(lambda weights, rate: torch.optim.AdamW(weights, rate, foreach=False))
-    mine, plain, decayed = (
-        torch.cat([w.double().flatten() for w in one.weights]) for one in (got, right, adamw)
+def _hooked_model() -> torch.nn.Sequential:
+    with seeded():
+        model = torch.nn.Sequential(
+            torch.nn.Linear(48, 64), torch.nn.GELU(), torch.nn.Linear(64, 64), torch.nn.Linear(64, 48)
+        ).bfloat16()
+    model[2].requires_grad_(False)
+    return model
+
+
+def _backwards(model: torch.nn.Sequential) -> Iterator[None]:
+    """Run backward on another batch each time."""
+    dice = torch.Generator().manual_seed(6)
+    for _ in range(STEPS):
+        x = torch.randn(8, 48, generator=dice).bfloat16()
+        (model(x).float() - 1).square().mean().backward()
+        yield
+
+
+def _updated_after(rate: float = RATE, forgets: bool = False) -> list[torch.Tensor]:
+    """The 16-bit weights of a plain loop whose step comes after backward; with options a mistaken one."""
+    model = _hooked_model()
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    masters = [torch.nn.Parameter(weight.detach().float()) for weight in weights]
+    optimizer = torch.optim.AdamW(masters, lr=rate)
+    for _ in _backwards(model):
+        for weight, master in zip(weights, masters, strict=True):
+            gradient = weight.grad
+            assert gradient is not None
+            master.grad, weight.grad = gradient.float(), None
+        optimizer.step()
+        for weight, master in zip(weights, masters, strict=True):
+            weight.data.copy_(master)
+        if forgets:
+            optimizer = torch.optim.AdamW(masters, lr=rate)
+    return [weight.detach() for weight in weights]
+
+
+@exercise("02.2", "Backward updates the weights as a step after it would, and no gradient waits.")
+def update_in_backward(answer: Any) -> None:
+    """`answer(parameters, rate)` lets backward update 16-bit parameters by AdamW on fp32 masters."""
+    model = _hooked_model()
+    weights = list(model.parameters())
+    first = [weight.detach().clone() for weight in weights]
+    waiting = []
+    with Tracker("cpu") as tracker:
+        with told("Your function raised", HOOK_HINTS):
+            answer(list(weights), RATE)
+        for weight in weights:
+            if weight.requires_grad:
+                weight.register_post_accumulate_grad_hook(lambda w: waiting.append(w.grad is not None))
+        with told("In backward, your hook raised", HOOK_HINTS):
+            for step, _ in enumerate(_backwards(model)):
+                if step == 0:
+                    _expect_all_moved(weights, first)
+        tracker.bind("parameters", weights)
+        kept = alive(tracker)[-1]
+    expect(all(w.isfinite().all() for w in weights), "The weights are not finite any more.")
+    frozen = [(w, old) for w, old in zip(weights, first, strict=True) if not w.requires_grad]
+    expect(all(torch.equal(w, old) for w, old in frozen), "You change frozen parameters.")
+    late = "A gradient is still there after your hook: free it inside, `p.grad = None`."
+    expect(not any(waiting), late)
+    trained = [weight for weight in weights if weight.requires_grad]
+    per = kept / sum(weight.numel() for weight in trained)
+    otherwise = f"{per:.1f} bytes per trained parameter are kept after backward. Which tensors are they?"
+    expect(abs(per - 12) < 0.7, HOOKED_BYTES.get(round(per), otherwise))
+    if not same(trained, _updated_after(), 0.01):
+        for message, how in HOOKED_MISTAKES.items():
+            expect(not same(trained, _updated_after(**how), 0.01), message)
+        fail("The memory is right, the weights are not AdamW's. Compare with a step after backward.")
+    print(f"{per:.1f} bytes per trained parameter are kept, and no gradient (traced on the CPU)")
+
+
+def _expect_all_moved(weights: Sequence[torch.Tensor], first: Sequence[torch.Tensor]) -> None:
+    pairs = [(w, old) for w, old in zip(weights, first, strict=True) if w.requires_grad]
+    moved = [not torch.equal(w, old) for w, old in pairs]
+    nothing = (
+        "After backward no parameter has changed. Is your hook registered? "
+        "Does the master weight go back to the parameter, in place?"
     )
-    shrinking = (mine - decayed).square().sum() < 0.1 * (mine - plain).square().sum()
-    expect(
-        not shrinking,
-        "The memory is right. But your weights shrink: that is AdamW. Adam has no weight decay.",
-    )
-    if not same(got.weights, right.weights, 1e-4):
-        for message, mistaken in LEAN_MISTAKES.items():
-            expect(not same(got.weights, trial(mistaken).weights, 1e-4), f"The memory is right. {message}")
-        fail(
-            "The memory is right, but the weights are not Adam's. "
-            "Compare each line with its formula. What counts the steps, and how often?"
-        )
+    expect(any(moved), nothing)
+    expect(all(moved), f"Only {sum(moved)} of {len(moved)} parameters change. {LATE}")
 
 
 # --------------------------------------------------------------------------------------------------
