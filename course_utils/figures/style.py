@@ -29,6 +29,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator  # noqa: E402
 
 _log.setLevel(_level)
 
+AS_SVG: dict[str, Any] = {"svg.fonttype": "none", "svg.hashsalt": "course"}
 STYLE: dict[str, Any] = {
     "font.family": "DejaVu Sans",  # it comes with matplotlib, which so lays texts out alike everywhere
     "font.size": 11.5,
@@ -63,8 +64,7 @@ STYLE: dict[str, Any] = {
     "legend.columnspacing": 1.4,
     "legend.borderpad": 0,
     "legend.borderaxespad": 0,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "course",
+    **AS_SVG,
 }
 """matplotlib's settings for our figures; `plt.style.use(STYLE)` gives a figure of your own the same look."""
 
@@ -99,9 +99,9 @@ _turn = RLock()
 
 
 @contextmanager
-def look() -> Iterator[None]:
+def look(settings: dict[str, Any] = STYLE) -> Iterator[None]:
     """Our look for what is made inside; one thread at a time, as matplotlib's settings are the process's."""
-    with _turn, rc_context(STYLE):
+    with _turn, rc_context(settings):
         yield
 
 
@@ -200,7 +200,8 @@ def show(figure: Figure, alt: str = "", rows: Sequence[Sequence[str]] = ()) -> N
 def svg_of(figure: Figure, alt: str) -> str:
     """The figure as an SVG of text and rounded numbers, the same bytes each time, described by `alt`."""
     page = StringIO()
-    with look():
+    # A learner's own figure keeps what it was drawn with, such as formulas on an axis.
+    with look() if isinstance(figure, CourseFigure) else look(AS_SVG):
         figure.savefig(page, format="svg", dpi=72, metadata=NO_METADATA, bbox_inches=edges(figure))
     width, height = (f"{float(size):.0f}" for size in VIEW.findall(page.getvalue())[0])
     inside = NEEDLESS.sub("", page.getvalue())

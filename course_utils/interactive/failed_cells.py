@@ -10,7 +10,7 @@ import sys
 from types import TracebackType
 from typing import Any
 
-from .ledgers import running_shell
+from .display import running_shell
 
 SPOKEN = (ValueError, TypeError, AttributeError, OSError)
 """Python's own exceptions whose words are for the learner, where the course raises them."""

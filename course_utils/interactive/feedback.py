@@ -13,7 +13,7 @@ from typing import Any, NoReturn, get_args
 
 from ..measurement import Measurement
 from ..units import UNITS, marked
-from .ledgers import show
+from .display import show
 from .progress import Passed, mark_passed
 
 Kinds = type | UnionType | tuple[type, ...]

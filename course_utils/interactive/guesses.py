@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ..units import UNITS, format_bytes, percent
+from .display import running_shell, show
 from .learner_folder import remember, remembered
-from .ledgers import running_shell, show
 
 FOLD = (
     "<style>:is(.jp-OutputArea,.output_wrapper>.output,.cell_output,#output-body):has(details.course-answer:not([open]))"

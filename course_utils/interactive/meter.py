@@ -13,7 +13,7 @@ from typing import Any
 from .. import Measurement, replay
 from ..figures.meters import Reading, meter_figure
 from ..figures.style import CourseFigure
-from .ledgers import running_shell, show
+from .display import running_shell, show
 
 EVERY = 0.05  # seconds between two readings
 DRAW_EVERY = 10  # readings: a picture takes the interpreter's lock from the loop for far longer

@@ -154,8 +154,8 @@ print(
 # </details>
 #
 # ### Which tensors are they?
-# Counters do not say. A *memory snapshot* does: PyTorch notes where each block was allocated, from the moment at which
-# you switch the history on. This works in any script on a GPU:
+# Counters do not say. A *memory snapshot* does. Once you switch the history on, PyTorch notes where each block is
+# allocated. This works in any script on a GPU:
 
 
 # %%

@@ -49,7 +49,7 @@ class Stage:
 
     @property
     def recording(self) -> Recording | None:
-        """What a GPU counted for exactly this text, or None."""
+        """The recording of a GPU that executed exactly this text, or None."""
         text = sha256(self.file.read_bytes()).hexdigest()
         found = [one for one in newest("script") if one.task == f"script: {self.file.name}"]
         return next((one for one in found if one.parts["script"]["sha256"] == text), None)
@@ -112,7 +112,7 @@ class Script:
         return Table(rows, words=2)
 
     def notes(self) -> Iterator[str]:
-        """Where the numbers come from, and what the learner can do now."""
+        """Sentences on where the numbers come from, and on what the learner can do now."""
         yield f"Simulated: max_memory_allocated() by the allocator's rules, torch {TORCH}."
         yield from {f"Counted: {stage.recording.provenance}." for stage in self.stages if stage.recording}
         if self.problem:

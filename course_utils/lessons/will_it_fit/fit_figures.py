@@ -9,8 +9,8 @@ from matplotlib.ticker import LogLocator
 
 from ...figures.style import NUMBERED, SMALL, WIDTH, CourseFigure, bare, look, sheet
 from ...gpus import GPUS
+from ...interactive.display import show
 from ...interactive.guesses import Guess, mark_shown, stored_guesses
-from ...interactive.ledgers import show
 from ...palette import COLOURS, OVER, signed, stop
 from ...planning.fit import Candidate, Plan
 from ...planning.twin import SAFETY

@@ -1,4 +1,4 @@
-"""Where a result is shown: drawn in a notebook, printed in a terminal."""
+"""Show a result: drawn in a notebook, printed in a terminal."""
 
 import sys
 from typing import Any
