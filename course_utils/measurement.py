@@ -14,7 +14,7 @@ from .units import GB, aligned, format_bytes, html_table
 
 SOURCES = {
     "live": "live on {device}",
-    "simulated": "simulated GPU",
+    "simulated": "{device}",
     "cpu": "traced on the CPU",
     "recorded": "recorded on {device}",
 }
