@@ -286,6 +286,10 @@ class Row:
         """Bytes of all of them together."""
         return self.count * self.bytes
 
+    def to_dict(self) -> dict[str, Any]:
+        """The row as plain data, sizes in bytes."""
+        return vars(self) | {"shape": list(self.shape), "total": self.total}
+
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
