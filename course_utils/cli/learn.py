@@ -192,7 +192,7 @@ def _verdict(run: Any, card: str) -> tuple[bool, str]:
 
 def watch_options(parser: ArgumentParser) -> None:
     """The script, its arguments, and where to run it; what comes after the script's name is the script's."""
-    parser.description = "Run a training script of yours, unchanged, for two steps on a simulated GPU."
+    parser.description = "Run a training script of yours, unchanged, for a few steps on a simulated GPU."
     parser.epilog = WATCH_CODES
     add = parser.add_argument
     cards = f"one of {', '.join(GPUS)} (default: the GPU of this machine, else A100-80GB)"
