@@ -297,13 +297,19 @@ def _attention_as_torch_chooses(
 ) -> torch.Tensor:
     """The flash kernel where it can run (16 bits, no mask, heads of up to 256), else the efficient one.
 
-    Below compute capability 8.0 torch has no flash kernel (`check_flash_attention_hardware_support` in
+    Below compute capability 8.0 torch has no flash kernel, and in bf16 no efficient one: it computes step by
+    step (`check_flash_attention_hardware_support` and `can_use_mem_efficient_attention` in
     aten/src/ATen/native/transformers/cuda/sdp_utils.cpp).
     """
     autocast = torch.is_autocast_enabled("cuda")
     dtype = torch.get_autocast_dtype("cuda") if autocast else q.dtype
     sixteen_bits = dtype in (torch.float16, torch.bfloat16)
     flash = sixteen_bits and attn_mask is None and q.size(-1) <= 256 and capability >= (8, 0)
+    if dtype == torch.bfloat16 and capability < (8, 0):  # torch's own function, which chooses this for fakes
+        choices = (attn_mask, dropout_p, is_causal)
+        return torch._C._nn.scaled_dot_product_attention(
+            q, k, v, *choices, scale=scale, enable_gqa=enable_gqa
+        )
     # the kernel adds it, so it becomes 0 and -inf
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=dtype).masked_fill_(
