@@ -47,7 +47,8 @@ class Gpu:
     `capability` is CUDA's compute capability: from 8.0 (Ampere) on the hardware computes in bf16 and torch
     has a flash kernel. `usable` is the bytes that a CUDA program sees ("total capacity" in torch's
     out-of-memory message): the driver has kept the rest; `usable_source` says who saw that. `rates` is None
-    for a card that is not in the catalog.
+    for a card that is not in the catalog. `processors` is the number of streaming multiprocessors, 0 where
+    nobody has said.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Gpu:
     usable: int = 0
     usable_source: str = ""
     rates: Rates | None = None
+    processors: int = 0
 
     @property
     def has_bf16(self) -> bool:
@@ -84,7 +86,7 @@ def _catalog() -> Iterator[Gpu]:
         rates = _rates(**card["rates"], source=card["source"])
         usable = int(gibibytes * GiB)
         seen_in = f"https://github.com/{issue}"
-        yield Gpu(name, card["memory"] * MiB, (major, minor), usable, seen_in, rates)
+        yield Gpu(name, card["memory"] * MiB, (major, minor), usable, seen_in, rates, card["processors"])
 
 
 GPUS: dict[str, Gpu] = {card.name: card for card in _catalog()}
@@ -99,3 +101,25 @@ def gpu(name: str) -> Gpu:
             raise unknown("GPU", name, GPUS)
         name = by_lower[str(name).lower()]
     return GPUS[name]
+
+
+VARIANTS = {"SUPER", "Ti", "D", "Laptop", "MIG"}
+"""Words in a driver's name for a card that make it another one: "NVIDIA GeForce RTX 4090 D"."""
+
+CLOSE = 0.03
+"""Part by which a card's memory may differ from the catalog's: drivers and error correction keep some."""
+
+
+def recognized(name: str, memory: int, capability: tuple[int, int], processors: int = 0) -> Gpu:
+    """The catalog's card for a device that is there; one that the catalog lacks is a card of its own.
+
+    `name` is the driver's, as "NVIDIA H100 80GB HBM3", `memory` the bytes that a program sees. Part of a card
+    (MIG) and a laptop's are none of the catalog: their memory differs.
+    """
+    words = name.replace("RTX ", "RTX").replace("-", " ").split()
+    for card in GPUS.values():
+        is_named = card.name.split("-")[0] in words and VARIANTS.isdisjoint(words)
+        is_near = abs(memory - card.room) <= CLOSE * card.room
+        if is_named and is_near and capability == card.capability:
+            return card
+    return Gpu(name, memory, capability, usable=memory, processors=processors)

@@ -14,7 +14,7 @@ from .units import GB, aligned, format_bytes, html_table
 
 SOURCES = {
     "live": "live on {device}",
-    "simulated": "simulated GPU",
+    "simulated": "{device}",
     "cpu": "traced on the CPU",
     "recorded": "recorded on {device}",
 }
@@ -285,6 +285,10 @@ class Row:
     def total(self) -> int:
         """Bytes of all of them together."""
         return self.count * self.bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """The row as plain data, sizes in bytes."""
+        return vars(self) | {"shape": list(self.shape), "total": self.total}
 
 
 @dataclass(frozen=True, repr=False)

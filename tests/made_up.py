@@ -41,7 +41,7 @@ def training(steps: int = 2, layers: int = 6, operations: int = 8) -> Measuremen
     peak = max(range(len(totals)), key=totals.__getitem__) + 1
     at_peak = {kind: curve[peak - 1] for kind, curve in timeline.curves().items()}
     breakdown = MemoryBreakdown(at_peak, [mark.phase for mark in marks if mark.event < peak][-1])
-    origin = Provenance("simulated", "fake", "2.13.0", "2026-11-21")
+    origin = Provenance("simulated", "simulated GPU", "2.13.0", "2026-11-21")
     return Measurement(
         breakdown, moments={}, phase_peaks={}, timeline=timeline, provenance=origin, peak_event=peak
     )

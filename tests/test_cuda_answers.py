@@ -7,14 +7,15 @@ import pytest
 import torch
 
 from course_utils.errors import StepError
+from course_utils.gpus import GPUS, Gpu
 from course_utils.measuring.cuda_answers import CARD, REFUSED, Memory, answered
 from course_utils.measuring.simulated import simulated_gpu
 
 
 @contextmanager
-def asked(events: Callable[[], list[tuple[int, str]]] = list):
+def asked(events: Callable[[], list[tuple[int, str]]] = list, card: Gpu = CARD):
     """A simulated GPU that answers."""
-    with simulated_gpu("auto"), answered(Memory(events)):
+    with simulated_gpu("auto", card=card), answered(Memory(events, card)):
         yield
 
 
@@ -38,6 +39,24 @@ def test_the_card_says_what_it_is():
         assert (properties.major, properties.minor, properties.total_memory) == (8, 0, CARD.room)
         assert torch.cuda.get_arch_list() == ["sm_80"]
         assert torch.accelerator.current_accelerator() == torch.device("cuda")
+
+
+@pytest.mark.parametrize("card", GPUS.values(), ids=str)
+def test_a_named_card_answers_for_itself(card):
+    with asked(card=card):
+        assert torch.cuda.get_device_name(0) == card.name
+        assert torch.cuda.get_device_capability() == card.capability
+        seen = torch.cuda.get_device_properties("cuda")
+        assert (seen.total_memory, seen.multi_processor_count) == (card.room, card.processors)
+        assert torch.cuda.mem_get_info() == (card.room, card.room)
+        # as torch.cuda.is_bf16_supported: a tensor can be made on every card, arithmetic came with Ampere
+        assert torch.cuda.is_bf16_supported()
+        modern = card.capability[0] >= 8
+        assert torch.cuda.is_bf16_supported(including_emulation=False) is modern
+        assert torch.cuda.is_tf32_supported() is modern
+        q = torch.empty(1, 2, 64, 32, dtype=torch.float16, device="cuda", requires_grad=True)
+        kernel = torch.nn.functional.scaled_dot_product_attention(q, q, q).grad_fn
+        assert ("Efficient" in str(kernel)) is not modern
 
 
 def test_streams_events_and_random_numbers_do_nothing():

@@ -126,7 +126,7 @@ def made(*tensors: Allocation, phase: str = "backward") -> Measurement:
     timeline = Timeline(events, [Mark(0, 1, phase), Mark(2, 2, phase)])
     kinds = {item.kind: sum(other.bytes for other in alive if other.kind == item.kind) for item in alive}
     peak = MemoryBreakdown(kinds, phase, "peak")
-    provenance = Provenance("simulated", "", "2.13.0", "2026-11-23")
+    provenance = Provenance("simulated", "simulated GPU", "2.13.0", "2026-11-23")
     return Measurement(
         peak, {}, timeline, provenance, len(timeline), [gone, *alive], phase_peaks={phase: peak}
     )

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import json
 import re
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from course_utils import estimate
-from course_utils.__main__ import refusal
+from course_utils.__main__ import GATES, refusal
 from course_utils.cli import command as commands
 from course_utils.cli import doctor, learn, maintain
 from course_utils.cli import main as front_door
@@ -41,9 +42,11 @@ def test_old_python_is_told_what_to_install_or_of_a_newer_one_that_is_here():
     assert refusal((3, 11, 0), [], lambda name: None) == ""
     pretend = "import sys, runpy; sys.version_info = (3, 8, 0); sys.argv = ['', 'lab']"
     code = f"{pretend}; runpy.run_module('course_utils', run_name='__main__', alter_sys=False)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("Python 3.8 is too old") and done.stderr.count("\n") == 1
+    for command, refused in (("lab", 1), ("watch", 2)):  # an answer of `watch` is 1
+        words = [sys.executable, "-c", code.replace("lab", command)]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (refused, "")
+        assert done.stderr.startswith("Python 3.8 is too old") and done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", ["__main__.py", "__init__.py"])
@@ -66,14 +69,18 @@ def test_help_needs_the_standard_library_alone_and_lists_every_command():
 @pytest.mark.parametrize(
     ("words", "said", "code"),
     [
-        ("tset", "did you mean 'test'?", 1),
+        ("tset", "did you mean 'test'?", 2),
         ("progress please", "'please' is one word too many", 2),
         ("test --full --rest", "not allowed with", 2),
         ("estimate --micro-batch 4", "required: MODEL", 2),
         ("estimate gpt2-xl --zero 3", "Unknown option --zero: --zero-stage is the nearest", 2),
         ("estimate gpt2-xl --bucket-view maybe", "'maybe' is neither true nor false", 2),
         ("estimate gpt2-xl --micro-batch 0", "at least 1", 1),
-        ("fit gpt2 --gpu T4-16GB --global-batch 8 --may-change loar", "did you mean 'lora'?", 1),
+        ("fit gpt2 --gpu T4-16GB --global-batch 8 --may-change loar", "did you mean 'lora'?", 2),
+        ("fit gpt2 --gpu H300 --global-batch 8", "unknown GPU 'H300'", 2),
+        ("oom -- all is well", "No out-of-memory", 2),
+        ("oom missing.log", "There is no file", 2),
+        ("watch --gpu T4-16GB missing.py", "there is no script", 2),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line_before_anything_is_set_up(words, said, code, capsys):
@@ -112,6 +119,44 @@ def test_estimate_and_fit_need_the_standard_library_only():
     assert total and float(total[1].replace(",", "")) == pytest.approx(estimate(run).total / 1e9, abs=5e-4)
     done = course("fit", "gpt2-xl", "--gpu", "RTX5090-32GB", "--global-batch", "32")
     assert done.returncode == 0 and "fits: TrainingRun('gpt2-xl'" in done.stdout
+    done = course("fit", "gpt2-xl", "--gpu", "T4-16GB", "--global-batch", "1")
+    assert done.returncode == 1 and "nothing fits; smallest: TrainingRun('gpt2-xl'" in done.stdout
+
+
+def test_fit_as_json_says_what_the_text_does(capsys):
+    pytest.importorskip("torch")
+    for card, code in (("RTX5090-32GB", 0), ("T4-16GB", 1)):
+        words = ["fit", "gpt2-xl", "--gpu", card, "--global-batch", "2"]
+        assert front_door.main(words) == code
+        text = capsys.readouterr().out
+        assert front_door.main([*words, "--json"]) == code
+        data = json.loads(capsys.readouterr().out)
+        assert (data["format"], data["version"], data["card"]) == ("course_utils fit", 1, card)
+        assert data["fits"] is (data["best"] is not None) is (code == 0)
+        assert (data["best"] or data["nearest"])["run"] in text and data["verdict"] in text
+        assert all(step["what"] in text for step in data["path"])
+
+
+def test_a_plan_that_the_simulated_step_refutes_does_not_fit(monkeypatch, capsys):
+    refuted = SimpleNamespace(fits=False)
+    monkeypatch.setattr("course_utils.verdict", lambda *_: refuted)
+    assert front_door.main(["fit", "gpt2", "--gpu", "T4-16GB", "--global-batch", "1"]) == 1
+    assert "fits: TrainingRun" in capsys.readouterr().out
+
+
+def test_an_error_of_the_courses_own_is_no_answer(monkeypatch, capsys):
+    def fault(_):
+        raise KeyError("ours")
+
+    for name, command in front_door.COMMANDS.items():
+        monkeypatch.setitem(front_door.COMMANDS, name, command._replace(run=fault, purpose=""))
+    for words in ("watch train.py", "fit gpt2 --gpu T4-16GB --global-batch 1", "oom"):
+        assert front_door.main(words.split()) == 2
+        assert "KeyError: 'ours'" in capsys.readouterr().err
+    with pytest.raises(KeyError):
+        front_door.main(["progress"])
+    answering = [name for name, command in front_door.COMMANDS.items() if command.failed == 2]
+    assert tuple(answering) == ("fit", "watch", "oom") and set(answering) == set(GATES)
 
 
 def test_every_choice_of_a_run_can_be_made_on_the_command_line():

@@ -1,6 +1,7 @@
 """Plain torch code on "cuda" without a GPU: it runs, its memory is counted, torch is left as it was."""
 
 from contextlib import nullcontext
+from functools import cache
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from course_utils.errors import StepError
 from course_utils.estimating.workspaces import workspaces_of
 from course_utils.measuring import live
 from course_utils.measuring.cuda_answers import CARD, Memory, answers
+from course_utils.measuring.verdict import CONTEXT
 from course_utils.watching import on_gpu as cards
 
 MiB = 1 << 20
@@ -23,6 +25,7 @@ def simulated(monkeypatch):
     monkeypatch.setenv("COURSE_SOURCE", "simulated")
     card = cards._new_card()
     monkeypatch.setattr(cards, "_card", lambda: card)
+    monkeypatch.setattr(cards, "_named_card", cache(cards._new_card))
 
 
 def trained(model, optimizer, x):
@@ -160,6 +163,81 @@ def test_it_runs_out_of_memory_where_one_says_and_goes_on_after_that():
     kept.clear()
     with on_gpu():
         assert torch.cuda.memory_allocated() == 0
+
+
+def test_a_named_card_is_a_gpu_of_its_own(capsys):
+    with on_gpu():
+        on_the_usual = torch.ones(4, 4, device="cuda")
+    with on_gpu(card="h100-80gb"):
+        release = torch.__version__.split("+")[0]
+        assert capsys.readouterr().out.endswith(f"simulated GPU, as an H100-80GB · torch {release}\n")
+        assert torch.cuda.get_device_capability() == (9, 0) and torch.cuda.memory_allocated() == 0
+        kept = torch.ones(4, 4, device="cuda")
+        kept = kept @ kept
+        assert torch.cuda.memory_allocated() == 512 + workspaces_of((9, 0)).cublas
+        assert torch.cuda.mem_get_info()[1] == gpu("H100-80GB").room
+    with on_gpu():
+        assert torch.cuda.memory_allocated() == 512, "only what was made on this one"
+        for use in (lambda: kept + 1, lambda: on_the_usual @ kept, lambda: torch.cat([on_the_usual, kept])):
+            with pytest.raises(StepError, match=r"test_on_gpu\.py:.*`with on_gpu\(card='H100-80GB'\):`"):
+                use()
+    with on_gpu(card="H100-80GB"):
+        assert (kept @ kept).shape == (4, 4), "tensors live on"
+        with pytest.raises(StepError, match=r"go on inside a block `with on_gpu\(\):`"):
+            kept + on_the_usual
+    with on_gpu(ranks=2, card="H100-80GB"):
+        of_a_rank = torch.ones(4, device="cuda")
+        assert torch.cuda.get_device_capability() == (9, 0)
+    with on_gpu(), pytest.raises(StepError, match="simulated rank of a block that is over"):
+        of_a_rank + 1
+    with pytest.raises(ValueError, match="unknown GPU 'H300'"), on_gpu(card="H300"):
+        pass
+
+
+def test_a_named_card_has_the_room_that_cudas_context_leaves():
+    with on_gpu("1 GB", card="T4-16GB"), pytest.raises(torch.OutOfMemoryError):
+        torch.empty(1_100_000_000, dtype=torch.uint8, device="cuda")
+    room = gpu("T4-16GB").room
+    with on_gpu(card="T4-16GB"):
+        assert torch.cuda.mem_get_info() == (room - CONTEXT, room)
+        with pytest.raises(torch.OutOfMemoryError, match=r"total capacity of 14\.56 GiB of which 14\.05 GiB"):
+            torch.empty(room - CONTEXT + 2 * MiB, dtype=torch.uint8, device="cuda")
+        assert torch.empty(room - CONTEXT - 2 * MiB, dtype=torch.uint8, device="cuda").nbytes
+
+
+def test_a_card_that_is_here_serves_only_if_it_is_the_one_named(monkeypatch, capsys):
+    monkeypatch.delenv("COURSE_SOURCE")
+    monkeypatch.setattr(live, "usable_gpu", lambda: (gpu("H200-141GB"), ""))
+    monkeypatch.setattr(live, "card_there", lambda: gpu("H200-141GB"))
+    with on_gpu(card="T4-16GB"):
+        assert torch.cuda.get_device_name() == "T4-16GB"
+    assert "the GPU of this machine is another one, H200-141GB" in capsys.readouterr().out
+    monkeypatch.setattr(cards, "provenance_of", lambda source, *_, **__: source)
+    with on_gpu(card="H200-141GB"):
+        assert capsys.readouterr().out == "live\n"
+    monkeypatch.setenv("COURSE_SOURCE", "live")
+    with pytest.raises(ValueError, match="GPU is not a T4-16GB"), on_gpu(card="T4-16GB"):
+        pass
+
+
+def test_a_step_of_ones_own_is_measured_on_the_card_that_is_named():
+    def step(model, optimizer, x):
+        asked.append((torch.cuda.get_device_name(), torch.cuda.get_device_capability()))
+        trained(model, optimizer, x)
+
+    asked = []
+    model = nn.Linear(64, 64)
+    made = {"model": model, "optimizer": torch.optim.AdamW(model.parameters()), "batch": torch.ones(32, 64)}
+    usual, hopper = (measure(step=step, source="simulated", card=card, **made) for card in CARDS)
+    assert str(hopper.provenance).startswith("simulated GPU, as an H100-80GB ·")
+    assert str(usual.provenance).startswith("simulated GPU ·")
+    assert hopper.peak - usual.peak == 2 * (32 * MiB - 8192 * 1024 - 128 * 1024)
+    assert asked == [(name, gpu(name).capability) for name in CARDS for _ in range(2)]
+    with pytest.raises(ValueError, match="torch has no flash kernel for a T4-16GB"):
+        measure(step=step, source="simulated", card="T4-16GB", attention="flash", **made)
+
+
+CARDS = ("A100-80GB", "H100-80GB")
 
 
 def test_a_snapshot_holds_what_happened_since_it_was_asked_for(tmp_path):

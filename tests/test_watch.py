@@ -1,5 +1,6 @@
 """A script that is watched as it is: what it takes, what it may not do, and that its folder is unchanged."""
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -13,12 +14,15 @@ from course_utils.cli import learn
 from course_utils.cli.main import main
 from course_utils.errors import ScriptError
 from course_utils.estimating.workspaces import workspaces_of
-from course_utils.gpus import GPUS
+from course_utils.gpus import GPUS, Gpu, gpu, recognized
 from course_utils.interactive.course_files import ROOT
-from course_utils.units import GB, MB, round_up
+from course_utils.measuring import live
+from course_utils.planning.twin import SAFETY
+from course_utils.units import GB, MB, GiB, MiB, round_up
 from course_utils.watching import shield
-from course_utils.watching.report import cards, changed_peaks, peak_with, report
-from course_utils.watching.script import watch_script
+from course_utils.watching.report import changed_peaks, lines_of_cards, peak_with, report
+from course_utils.watching.script import place_for, watch_script
+from course_utils.watching.which_cards import FITS, FROM_CACHE, TOO_SMALL, Answer, answer_on, answers
 
 SCRIPTS = ROOT / "tests" / "scripts"
 
@@ -36,6 +40,11 @@ def step():
     return loss
 """
 TRAINED = SET_UP + "for number in range(5):\n    print(number, step().item())\n"
+
+
+@pytest.fixture(autouse=True)
+def the_same_everywhere(monkeypatch):
+    monkeypatch.setenv("COURSE_SOURCE", "simulated")
 
 
 @pytest.fixture
@@ -283,24 +292,208 @@ def test_what_would_help_helps_as_much_in_the_changed_script(written):
     assert peak == pytest.approx(watch_script(written(chunked)).peak, rel=0.04)
 
 
+# The card
+
+
+@pytest.mark.parametrize(("release", "more"), [((2, 11), MiB), ((2, 13), 0)])
+def test_an_h100_adds_its_workspaces_and_nothing_else(written, monkeypatch, release, more):
+    monkeypatch.setattr("course_utils.estimating.workspaces.installed_torch", lambda: release)
+    path = written(TRAINED)
+    usual, hopper = watch_script(path), watch_script(path, card="H100-80GB")
+    each = 8192 * 1024 + 128 * 1024
+    assert usual.breakdown["workspaces"] == 2 * each + more
+    assert hopper.breakdown["workspaces"] == 2 * 32 * MiB + more
+    difference = 2 * (32 * MiB - each)
+    assert report(hopper).allocated - report(usual).allocated == difference
+    assert dict(hopper.breakdown) == dict(usual.breakdown) | {"workspaces": 2 * 32 * MiB + more}
+    assert str(hopper.provenance).startswith("simulated GPU, as an H100-80GB · torch")
+    assert str(usual.provenance).startswith("simulated GPU · torch") and "80GB" not in str(usual.provenance)
+    on_another = answer_on(gpu("H100-80GB"), report(usual).allocated, 0, was=gpu("A100-80GB"))
+    assert on_another.allocated == report(hopper).allocated
+
+
+ON_A_T4 = """
+assert torch.cuda.get_device_name() == "T4-16GB" and torch.cuda.get_device_capability() == (7, 5)
+assert torch.cuda.mem_get_info()[1] == torch.cuda.get_device_properties(0).total_memory
+assert torch.cuda.is_bf16_supported() and not torch.cuda.is_bf16_supported(including_emulation=False)
+assert not torch.cuda.is_tf32_supported()
+q = torch.randn(2, 4, 64, 32, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+nn.functional.scaled_dot_product_attention(q, q, q).sum().backward()
+with torch.autocast("cuda", torch.bfloat16):
+    step(), step()
+"""
+
+
+def test_a_card_without_bf16_and_flash_does_what_torch_does_there(written):
+    measured = watch_script(written(SET_UP + ON_A_T4), card="T4-16GB")
+    operations = {item.operation for item in measured.allocations}
+    # the efficient kernel takes no bf16 there (`less_than_sm80_mem_efficient_dtypes` in sdp_utils.cpp)
+    assert any("softmax" in operation and "log" not in operation for operation in operations)
+    assert not any("scaled_dot_product" in operation for operation in operations)
+    assert "a T4-16GB does not compute in bf16: torch emulates it" in measured.provenance.note
+
+
+def test_the_card_is_the_one_named_else_the_one_here_else_an_a100(monkeypatch):
+    here: list[Gpu | None] = [None]
+    monkeypatch.setattr(live, "card_there", lambda: here[0])
+    monkeypatch.setattr(live, "demand_gpu", lambda: None)
+    monkeypatch.delenv("COURSE_SOURCE")
+    assert place_for().card == gpu("A100-80GB") and "simulated as an A100-80GB: --gpu" in place_for().why
+    here[0] = gpu("H200-141GB")
+    assert (place_for().card, place_for().simulated) == (gpu("H200-141GB"), True)
+    assert "as the GPU of this machine, an H200-141GB" in place_for().why
+    assert place_for("T4-16GB").card == gpu("T4-16GB") and place_for("T4-16GB", "auto").simulated
+    assert not place_for("H200-141GB", "auto").simulated and not place_for(None, "live").simulated
+    with pytest.raises(ValueError, match="the GPU of this machine is no T4-16GB"):
+        place_for("T4-16GB", "live")
+    with pytest.raises(ValueError, match="unknown GPU 'H300'"):
+        place_for("H300")
+    monkeypatch.setenv("COURSE_SOURCE", "simulated")
+    assert place_for().card == gpu("A100-80GB")
+
+
+DRIVERS = {
+    ("NVIDIA A100-SXM4-80GB", 79.15, (8, 0)): "A100-80GB",
+    ("NVIDIA A100-PCIE-40GB", 39.39, (8, 0)): "A100-40GB",
+    ("NVIDIA H100 80GB HBM3", 79.11, (9, 0)): "H100-80GB",
+    ("NVIDIA H200", 139.81, (9, 0)): "H200-141GB",
+    ("Tesla T4", 14.74, (7, 5)): "T4-16GB",
+    ("Tesla V100-SXM2-16GB", 15.77, (7, 0)): "V100-16GB",
+    ("NVIDIA GeForce RTX 4090", 23.52, (8, 9)): "RTX4090-24GB",
+    ("NVIDIA GeForce RTX 4090 D", 23.52, (8, 9)): None,
+    ("NVIDIA GeForce RTX 4090 Laptop GPU", 15.70, (8, 9)): None,
+    ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", 39.25, (8, 0)): None,
+    ("NVIDIA H100 NVL", 93.1, (9, 0)): None,
+}
+
+
+@pytest.mark.parametrize("seen", DRIVERS)
+def test_a_card_that_is_there_is_found_in_the_catalog_or_is_itself(seen):
+    name, gibibytes, capability = seen
+    found = recognized(name, int(gibibytes * GiB), capability, 100)
+    assert found.name == (DRIVERS[seen] or name)
+    assert found.capability == capability and abs(found.room / GiB - gibibytes) < 0.5
+
+
+def test_steps_are_as_many_as_one_asks_for(written):
+    path = written(TRAINED)
+    three = watch_script(path, steps=3)
+    assert list(three.timeline.step_peaks()) == [1, 2, 3] and "3 steps taken" in three.provenance.note
+    one = watch_script(path, steps=1)
+    assert "1 step taken" in one.provenance.note and "this is the first step" in one.provenance.note
+    assert "the script ended after step 5 of 6" in watch_script(path, steps=6).provenance.note
+    with pytest.raises(ValueError, match="steps is 0: a number from 1 to 1000"):
+        watch_script(path, steps=0)
+
+
+# What fits, and the command
+
+
 def test_cards_are_told_by_reserved_memory(written):
     measured = watch_script(written(TRAINED))
-    lines = list(cards(measured, 15 * GB, 100 * GB))
+    lines = list(lines_of_cards(measured, list(answers(15 * GB, 100 * GB, gpu("A100-80GB")))))
     assert lines[0].startswith("Fits: H200")
     assert "A100-80GB" in lines[1]
     assert "returns what it caches" in lines[1]
     assert "T4-16GB (by " in lines[2]
     assert sum(name in line for name in GPUS for line in lines[:3]) >= len(GPUS)
-    assert "max_memory_reserved" in report(measured)
+    assert "max_memory_reserved" in str(report(measured))
 
 
-def test_the_command_line(written, tmp_path, capsys, monkeypatch):
-    codes = list[int]()
-    monkeypatch.setattr(learn.os, "_exit", codes.append)
+def test_what_fits_is_judged_with_five_percent_in_reserve():
+    card = gpu("T4-16GB")
+    most = int(card.room / SAFETY)
+    for allocated, reserved, words in [
+        (most, most, FITS),
+        (most, most + 2, FROM_CACHE),
+        (most + 2, most + 2, TOO_SMALL),
+    ]:
+        answer = Answer(card, allocated, reserved)
+        assert answer.words == words and answer.fits == (words != TOO_SMALL)
+
+
+@pytest.fixture
+def command(written, capfd, monkeypatch):
+    """Runs `watch` with these words; returns its exit code, stdout and stderr."""
+    ended = list[int]()
+    monkeypatch.setattr(learn.os, "_exit", ended.append)
+
+    def run(*words: str) -> tuple[int, str, str]:
+        ended.clear()
+        returned = main(["watch", "--here", *words])
+        out, err = capfd.readouterr()
+        return (ended or [returned])[0], out, err
+
+    return run
+
+
+def test_the_command_line(written, tmp_path, command):
     written("import sys\nprint(sys.argv[1:])\n" + TRAINED)
-    main(["watch", "--here", "--save", "kept.measurement", "train.py", "--lr", "3"])
-    assert codes == [0]
-    out, err = capsys.readouterr()
+    code, out, err = command("--save", "kept.measurement", "train.py", "--lr", "3")
+    assert code == 0
     assert "peak " in out and "Fits: " in out and "train.py:6" in out
     assert "['--lr', '3']\n0 1.0\n" in err, "what the script prints"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["kept.measurement", "train.py"]
+
+
+LARGE = TRAINED.replace("256", "2_000_000")  # 4 times 568 MB
+CODES = {
+    "no card named": ([], LARGE, 0, ""),
+    "fits a card": (["--gpu", "T4-16GB"], TRAINED, 0, ""),
+    "fits a budget": (["--budget", "6GB"], LARGE, 0, ""),
+    "does not fit a budget": (["--budget", "2GB"], LARGE, 1, ""),
+    "does not fit a budget on a card": (["--gpu", "H100-80GB", "--budget", "60 MiB"], TRAINED, 1, ""),
+    "does not fit a card": (["--gpu", "T4-16GB"], TRAINED.replace("256", "20_000_000"), 1, ""),
+    "the script fails": (["--gpu", "T4-16GB"], "1 / 0\n", 2, "ZeroDivisionError"),
+    "the script exits": (["--gpu", "T4-16GB"], "import sys\nsys.exit(0)\n", 2, "nothing was trained"),
+    "the script leaves at once": (["--gpu", "T4-16GB"], "import os\nos._exit(0)\n", 2, "nothing was trained"),
+    "an unknown card": (["--gpu", "H300"], TRAINED, 2, "unknown GPU 'H300'"),
+    "an unknown budget": (["--budget", "much"], TRAINED, 2, "is not an amount of memory"),
+    "an unknown option": (["--gup", "T4-16GB"], TRAINED, 2, "Unknown option --gup"),
+}
+
+
+@pytest.mark.parametrize("case", CODES)
+def test_the_exit_code_says_if_it_fits_and_whether_that_is_known(case, written, command):
+    words, text, code, said = CODES[case]
+    written(text)
+    for form in ([], ["--json"]):
+        found, out, err = command(*form, *words, "train.py")
+        assert found == code and said in err
+        assert bool(out) == (code < 2)
+
+
+def test_an_error_of_ours_is_no_answer(written, command, monkeypatch):
+    monkeypatch.setattr("course_utils.watching.report.replay", lambda _: 1 / 0)
+    written(TRAINED)
+    code, out, err = command("--gpu", "T4-16GB", "train.py")
+    assert (code, out) == (2, "") and "ZeroDivisionError" in err
+
+
+def test_json_is_all_of_stdout_and_agrees_with_the_text(written, command):
+    written("import os\nos.write(1, b'written to the file, not by print')\n" + LARGE)
+    words = ("--gpu", "V100-16GB", "--budget", "2.2 GB", "train.py")
+    code, text, _ = command("--save", "before", *words)
+    again, out, err = command("--json", "--against", "before", *words)
+    data = json.loads(out)
+    assert code == again == 1 and "written to the file" in err and out.count("\n") == 1
+    assert (data["format"], data["version"]) == ("course_utils watch", 1)
+    for name in ("peak", "allocated", "reserved"):
+        assert re.search(rf"^{name} +{data[name] / 1e9:.3f} GB", text, re.MULTILINE)
+    assert f"peak, in {data['peak_phase']}" in text and data["provenance"]["text"] in text
+    parts = {
+        kind: size for kind, size in data["breakdown"].items() if kind not in ("label", "phase", "total")
+    }
+    assert sum(parts.values()) == data["breakdown"]["total"] == data["peak"]
+    assert all(kind.replace("_", " ") in text for kind, size in parts.items() if size)
+    assert len(data["largest"]) == 10 and all(row["line"] in text for row in data["largest"])
+    assert f"{data['rest']['count']:,} more tensors" in text
+    for card in data["cards"]:
+        line = next(line for line in text.splitlines() if line.startswith(f"{card['answer']}: "))
+        assert card["name"] in line and card["fits"] == (card["answer"] != TOO_SMALL)
+    assert data["card"] == "V100-16GB" and data["wanted"]["name"] == "Budget of 2.20 GB"
+    assert data["wanted"]["room"] == 2_200_000_000 and not data["wanted"]["fits"]
+    assert "Budget of 2.20 GB (by " in text
+    assert [change["what"] in text for change in data["changes"]] == [True] * len(data["changes"])
+    assert all(f"- {note}" in text for note in data["notes"])
+    assert data["difference"]["bytes"] == 0 and data["script"] == "train.py"

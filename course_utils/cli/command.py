@@ -25,7 +25,8 @@ class Command(NamedTuple):
     """One command: `options` adds its arguments to a parser, `run` executes them and returns an exit code.
 
     A command with a `purpose` (the extra that it needs: "torch", "lab", "test" or "author") runs in the
-    course's environment, with `variables`. Parsing needs the standard library alone.
+    course's environment, with `variables`. Parsing needs the standard library alone. `failed` is the exit
+    code for what cannot be done: 2 for a command whose 1 is an answer.
     """
 
     summary: str
@@ -33,6 +34,7 @@ class Command(NamedTuple):
     options: Callable[[ArgumentParser], None] = no_options
     purpose: str = ""
     variables: Mapping[str, str] = {}
+    failed: int = 1
 
 
 def later(module: str, function: str = "run") -> Callable[[Namespace], int]:

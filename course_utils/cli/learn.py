@@ -1,21 +1,24 @@
 """Commands for learners: open the course, estimate and compare runs, look things up."""
 
 import inspect
+import json
 import os
 import platform
 import sys
 import tomllib
 from argparse import REMAINDER, ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from ..errors import SimulationUnavailable
 from ..gpus import GPUS
 from ..interactive.course_files import ROOT, old_numbers
 from ..models import LOGITS, PRESETS
 from ..run import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
+from ..units import parse_bytes
 from ..watching import out_of_memory
 from . import start
 from .command import Command, course_environment, hand_over, is_current, need_a_folder
@@ -29,6 +32,11 @@ JUPYTERLAB = (
 """No question about news, no check for updates, room for names, no notebook changed by being opened."""
 
 MODEL = f"one of {', '.join(PRESETS)}, or the path of a Hugging Face config.json"
+
+WATCH_CODES = (
+    "Exit codes: 0 if the script fits the GPU or budget that is named, or if none is named; 1 if it does not;"
+    " 2 for everything else, such as a script that fails."
+)
 
 CLOSED_FORMS_ONLY = (
     "Tensor and sequence parallelism are estimated in Python alone, as nothing here measures them: "
@@ -149,36 +157,49 @@ def fit_options(parser: ArgumentParser) -> None:
     add("--world-size", type=int, default=1, help="number of such GPUs (default: 1)")
     changes = f"separated by commas: {', '.join(MAY_CHANGE)}; without it, nothing that changes results"
     add("--may-change", type=_names, default=(), metavar="NAMES", help=changes)
+    add("--json", action="store_true", help="print the plan as JSON")
 
 
 def fit(chosen: Namespace) -> int:
-    """Print the configuration that fits a card at the least cost in time."""
+    """Print the configuration that fits a card at the least cost in time.
+
+    The exit code is 0 if one fits, 1 if none does, or if the simulated step of the best says otherwise.
+    """
     from ..planning.fit import fit as fit_run
 
     size = {name: getattr(chosen, name) for name in ("global_batch", "seq_len", "world_size")}
     plan = fit_run(chosen.model, chosen.gpu, may_change=chosen.may_change, **size)
-    print(plan)
-    if plan.best:
-        print(f"\n{_verdict(plan.best.run, chosen.gpu)}")
-    return 0
+    fits, said = _verdict(plan.best.run, chosen.gpu) if plan.best else (False, "")
+    if chosen.json:
+        print(json.dumps({**plan.to_dict(), "fits": fits, "verdict": said}))
+    else:
+        print(f"{plan}\n\n{said}".rstrip())
+    return 0 if fits else 1
 
 
-def _verdict(run: Any, card: str) -> str:
-    """Text on what the allocator makes of a plan's simulated step, or why this is an estimate only."""
+def _verdict(run: Any, card: str) -> tuple[bool, str]:
+    """True if a plan's step fits, and text on what the allocator makes of it, or why this is an estimate."""
     try:
         from .. import verdict
 
-        return str(verdict(run, card))
+        found = verdict(run, card)
+        return found.fits, str(found)
     except ModuleNotFoundError:
-        return "Estimate only, no verdict: that needs torch."
+        return True, "Estimate only, no verdict: that needs torch."
     except (ValueError, SimulationUnavailable) as error:
-        return f"Estimate only, no verdict: {error}"
+        return True, f"Estimate only, no verdict: {error}"
 
 
 def watch_options(parser: ArgumentParser) -> None:
     """The script, its arguments, and where to run it; what comes after the script's name is the script's."""
-    parser.description = "Run a training script of yours, unchanged, for two steps on a simulated GPU."
+    parser.description = "Run a training script of yours, unchanged, for a few steps on a simulated GPU."
+    parser.epilog = WATCH_CODES
     add = parser.add_argument
+    cards = f"one of {', '.join(GPUS)} (default: the GPU of this machine, else A100-80GB)"
+    add("--gpu", metavar="GPU", help=f"the card to simulate, and to fit: {cards}")
+    add("--budget", metavar="SIZE", help="the memory to fit in place of the card's: 24GB")
+    add("--steps", type=int, default=2, help="optimizer steps to take; the last one is shown (default: 2)")
+    add("--json", action="store_true", help="print the report as one JSON object")
     sources = ("simulated", "live", "auto")
     add("--source", choices=sources, default="simulated", help="live: on the GPU of this machine")
     add("--save", metavar="FILE", type=Path, help="save the measurement here")
@@ -188,7 +209,7 @@ def watch_options(parser: ArgumentParser) -> None:
 
 
 def watch(chosen: Namespace) -> int:
-    """Print where a script's memory goes.
+    """Print where a script's memory goes, and end this process with an exit code of WATCH_CODES.
 
     The script runs in this Python, which has what it imports. Handlers that it left to the end of the process
     do not run, as they might write.
@@ -196,26 +217,60 @@ def watch(chosen: Namespace) -> int:
     if find_spec("torch") is None:
         raise SetupError(f"{sys.executable} has no torch: use the Python that your script runs with")
     from ..errors import ScriptError
-    from ..measuring.compare import difference
-    from ..measuring.files import read_measurement, save_measurement
-    from ..watching.report import report
-    from ..watching.script import watch_script
 
-    code = 0
-    before = read_measurement(chosen.against) if chosen.against else None
+    code = 2
     try:
-        measured = watch_script(chosen.script, chosen.arguments, chosen.source)
-        print(f"{chosen.script}, run unchanged\n\n{report(measured)}")
-        if before:
-            print(f"\n{difference(before, measured)!r}")
-        if chosen.save:
-            save_measurement(measured, chosen.save)
+        with _stdout_kept() as out:
+            code = _watched(chosen, out)
     except ScriptError as error:
         print(error, file=sys.stderr)
-        code = 1
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _watched(chosen: Namespace, out: TextIO) -> int:
+    """Write the report on a script to `out`; returns 1 if it does not fit what was named, else 0."""
+    from ..measuring.compare import difference
+    from ..measuring.files import read_measurement, save_measurement
+    from ..watching.report import report
+    from ..watching.script import place_for, watch_script
+    from ..watching.which_cards import with_room
+
+    before = read_measurement(chosen.against) if chosen.against else None
+    budget = None if chosen.budget is None else parse_bytes(chosen.budget)
+    card = place_for(chosen.gpu, chosen.source).card
+    wanted = with_room(card, budget) if chosen.gpu or budget is not None else None
+    choices = {"card": chosen.gpu, "steps": chosen.steps}
+    measured = watch_script(chosen.script, chosen.arguments, chosen.source, **choices)
+    if chosen.save:
+        save_measurement(measured, chosen.save)
+    found = report(measured, card, wanted)
+    changed = difference(before, measured) if before else None
+    if chosen.json:
+        script = {"script": chosen.script, "arguments": chosen.arguments}
+        more = {"difference": changed.to_dict() if changed else None}
+        print(json.dumps(found.to_dict() | script | more), file=out)
+    else:
+        print(f"{chosen.script}, run unchanged\n\n{found}", file=out)
+        if changed:
+            print(f"\n{changed!r}", file=out)
+    return 0 if found.wanted is None or found.wanted.fits else 1
+
+
+@contextmanager
+def _stdout_kept() -> Iterator[TextIO]:
+    """Yield the process's stdout. Inside, all else goes to stderr, also from libraries in C."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with os.fdopen(os.dup(kept), "w", encoding=sys.stdout.encoding, errors="replace") as out:
+            yield out
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def progress(_: Namespace) -> int:
@@ -250,11 +305,16 @@ COMMANDS = {
     "estimate": Command("estimate a run: estimate gpt2-xl --micro-batch 32", estimate, run_options),
     "compare": Command("estimate and measure: compare gpt2 --recompute full", compare, run_options, "torch"),
     "fit": Command(
-        "make a run fit a card: fit gpt2-xl --gpu RTX5090-32GB --global-batch 32", fit, fit_options
+        "make a run fit a card: fit gpt2-xl --gpu RTX5090-32GB --global-batch 32", fit, fit_options, failed=2
     ),
-    "watch": Command("watch an unchanged training script: watch train.py --batch 8", watch, watch_options),
+    "watch": Command(
+        "watch an unchanged training script: watch train.py --batch 8", watch, watch_options, failed=2
+    ),
     "oom": Command(
-        "explain an out-of-memory message, pasted or in a log", out_of_memory.run, out_of_memory.options
+        "explain an out-of-memory message, pasted or in a log",
+        out_of_memory.run,
+        out_of_memory.options,
+        failed=2,
     ),
     "progress": Command("show which exercises and quizzes you have done", progress),
     "find": Command("search lessons, glossary and docs: find reserved memory", find, find_options),

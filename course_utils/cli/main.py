@@ -6,6 +6,7 @@ Standard library only until the environment exists.
 import io
 import os
 import sys
+import traceback
 import warnings
 from argparse import SUPPRESS, ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
@@ -29,12 +30,14 @@ the Python that runs them. COURSE_TORCH=cpu or cuda chooses torch's build."""
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line (without arguments, this process's) and return its exit code.
 
-    That is 1, with one sentence on stderr, for what cannot be done, and 2 for what cannot be understood.
+    That is 1, with one sentence on stderr, for what cannot be done, and 2 for what cannot be understood. It
+    is 2 for both in commands whose 1 is an answer (`Command.failed`), an error of the course's own included.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # print "?" for characters that the terminal does not have
     words = list(sys.argv[1:] if arguments is None else arguments)
+    failed = COMMANDS[words[0]].failed if words and words[0] in COMMANDS else 2
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _print_warning
@@ -49,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(ended.code or 0)
     except BrokenPipeError:  # a reader such as head has seen enough; Python's own last flush would fail too
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return failed
     except KeyboardInterrupt:
         print("\nStopped.", file=sys.stderr)
         return 130
@@ -58,7 +61,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise  # a maintainer wants to see where
         said = " ".join(str(problem).split())  # torch's messages may have several lines
         print(said if said.endswith((".", "?", "!")) else f"{said}.", file=sys.stderr)
-        return 1
+        return failed
+    except Exception:
+        if failed == 1:
+            raise  # Python's own exit code for it is 1, too
+        traceback.print_exc()
+        return failed
 
 
 def _print_warning(message: Warning | str, *_: object, **__: object) -> None:

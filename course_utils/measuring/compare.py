@@ -264,6 +264,11 @@ class Change:
             return "went"
         return "not attributed"
 
+    def to_dict(self) -> dict[str, Any]:
+        """The change as plain data, sizes in bytes."""
+        was, now = (row.to_dict() if row else None for row in (self.was, self.now))
+        return {"change": self.change, "bytes": self.bytes, "was": was, "now": now}
+
     def _cells(self) -> list[str]:
         rows = [row for row in (self.was, self.now) if row]
         if not rows:
@@ -302,6 +307,11 @@ class Difference:
         """Signed bytes of each kind of memory that changed, by the breakdowns at the two peaks."""
         changes = {kind: self.after.breakdown[kind] - self.before.breakdown[kind] for kind in KINDS}
         return {kind: size for kind, size in changes.items() if size}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The difference as plain data, sizes in bytes, with every row."""
+        rows = [row.to_dict() for row in self.rows]
+        return {"bytes": self.bytes, "by_kind": self.by_kind, "rows": rows, "elsewhere": self.elsewhere}
 
     def _opening(self) -> str:
         both = (self.before, self.after)

@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler
 
 from ..estimating.workspaces import Workspaces
+from ..gpus import Gpu
 from ..ranks.functions import globals_used
 from .optimizers import named_states_of
 
@@ -25,13 +26,17 @@ CHANGING = (torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler)
 
 @dataclass(frozen=True)
 class OwnStep:
-    """A step with what it works on, handed over or carried; `workspaces` are cuBLAS's, if counted."""
+    """A step with what it works on, handed over or carried.
+
+    `workspaces` are cuBLAS's, if counted; `card` is the GPU that is imitated, if named.
+    """
 
     step: Callable[..., Any]
     model: torch.nn.Module
     optimizer: Any = None
     batch: Any = None
     workspaces: Workspaces | None = None
+    card: Gpu | None = None
 
     @property
     def arguments(self) -> list[Any]:

@@ -18,12 +18,15 @@ import torch._subclasses.fake_tensor as fake_tensor
 
 from ..allocator.policy import CachingAllocator, OutOfMemory
 from ..errors import StepError
-from ..gpus import gpu
+from ..gpus import Gpu, gpu
 from ..units import binary
 from .call_site import calling_place, described
 from .patching import on_this_thread
 
-CARD = replace(gpu("A100-80GB"), name="simulated GPU")  # It has every kernel that the course knows
+IMITATED = gpu("A100-80GB")
+"""The card that a simulated GPU is where none is named: it has every kernel that the course knows."""
+
+CARD = replace(IMITATED, name="simulated GPU")
 
 INSTEAD = "Leave this out of the step, or measure it with source='live' on a GPU"
 
@@ -70,10 +73,10 @@ def answered(memory: "Memory") -> Iterator[None]:
 def answers(memory: "Memory") -> list[tuple[Any, str, Any]]:
     """The owner, name and replacement of everything that is answered, without names that this torch lacks.
 
-    `memory` is what torch's counters are to say.
+    `memory` is what torch's counters are to say, and of which card.
     """
     refused = {name: partial(_refuse, name) for name in REFUSED}
-    cuda = {**OF_CARD, **OF_WORK, **_of_memory(memory), **refused}
+    cuda = {**_of_card(memory.card), **OF_WORK, **_of_memory(memory), **refused}
     accelerator = {name: answer for name, answer in cuda.items() if name != "get_device_capability"}
     accelerator |= {name: cuda[same] for name, same in NAMES_OF_ACCELERATOR.items()}
     accelerator["current_accelerator"] = _always(torch.device("cuda"))
@@ -188,30 +191,7 @@ class SimulatedEvent:
     record = wait = synchronize = _nothing
 
 
-PROPERTIES = SimpleNamespace(
-    name=CARD.name,
-    total_memory=CARD.room,
-    warp_size=32,
-    major=CARD.capability[0],
-    minor=CARD.capability[1],
-    multi_processor_count=108,
-)
 SEEDS = ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all")
-OF_CARD: dict[str, Any] = {
-    **dict.fromkeys(
-        ("is_available", "is_initialized", "is_bf16_supported", "is_tf32_supported"), _always(True)
-    ),
-    "get_device_name": partial(_of_one, _always(CARD.name)),
-    "get_device_capability": partial(_of_one, _always(CARD.capability)),
-    "get_device_properties": partial(_of_one, _always(PROPERTIES)),
-    "device_count": _always(1),
-    "current_device": _always(0),
-    "get_arch_list": _always(["sm_{}{}".format(*CARD.capability)]),
-    "init": _nothing,
-    "set_device": partial(_of_one, _nothing),
-    "device": OneDevice,
-    "device_of": nullcontext,
-}
 OF_WORK: dict[str, Any] = {
     **dict.fromkeys(("ipc_collect", "set_stream", *SEEDS), _nothing),
     **dict.fromkeys(("stream", "StreamContext"), nullcontext),
@@ -224,6 +204,39 @@ OF_WORK: dict[str, Any] = {
     "get_rng_state": lambda *_: torch.zeros(16, dtype=torch.uint8, device="cpu"),  # a seed and an offset
     "get_rng_state_all": lambda: [torch.zeros(16, dtype=torch.uint8, device="cpu")],
 }
+
+
+def _of_card(card: Gpu) -> dict[str, Any]:
+    """Answers that depend on which card it is; a card of the catalog has the catalog's name."""
+    return {
+        **dict.fromkeys(("is_available", "is_initialized"), _always(True)),
+        "is_bf16_supported": partial(_supports_bf16, card),
+        "is_tf32_supported": _always(card.has_bf16),
+        "get_device_name": partial(_of_one, _always(card.name)),
+        "get_device_capability": partial(_of_one, _always(card.capability)),
+        "get_device_properties": partial(_of_one, _always(_properties(card))),
+        "device_count": _always(1),
+        "current_device": _always(0),
+        "get_arch_list": _always(["sm_{}{}".format(*card.capability)]),
+        "init": _nothing,
+        "set_device": partial(_of_one, _nothing),
+        "device": OneDevice,
+        "device_of": nullcontext,
+    }
+
+
+def _supports_bf16(card: Gpu, including_emulation: bool = True) -> bool:
+    """True where the card has bf16, or may emulate it, as every older one does (torch/cuda/__init__.py)."""
+    return card.has_bf16 or including_emulation
+
+
+def _properties(card: Gpu) -> SimpleNamespace:
+    """What `get_device_properties` returns, as far as it is known of this card."""
+    major, minor = card.capability
+    known = {"multi_processor_count": card.processors} if card.processors else {}
+    return SimpleNamespace(
+        name=card.name, total_memory=card.room, warp_size=32, major=major, minor=minor, **known
+    )
 
 
 def _of_memory(memory: "Memory") -> dict[str, Any]:
@@ -242,12 +255,14 @@ def _of_memory(memory: "Memory") -> dict[str, Any]:
 
 
 class Memory:
-    """The counters after the events so far: (bytes, storage) allocates, (−bytes, storage) frees."""
+    """A card's counters after the events so far: (bytes, storage) allocates, (−bytes, storage) frees."""
 
-    def __init__(self, events: Callable[[], Sequence[tuple[int, Any]]]) -> None:
+    def __init__(self, events: Callable[[], Sequence[tuple[int, Any]]], card: Gpu = CARD) -> None:
+        self.card = card
         self._events = events
         self._since = 0
         self._capacity: int | None = None
+        self._taken = 0
         self._emptied_at = set[int]()  # the numbers of events after which a program called empty_cache
         self._begin()
 
@@ -258,9 +273,13 @@ class Memory:
         self.emptied: list[int] = []  # the numbers of events after which the cache was given back
         self.most_allocated = self.most_reserved = self.most_requested = self.failures = 0
 
-    def limit(self, capacity: int | None) -> None:
-        """Run out of memory at `capacity` bytes from now on; with None, never."""
+    def limit(self, capacity: int | None, taken: int = 0) -> None:
+        """Run out of memory at `capacity` bytes from now on; with None, never.
+
+        `taken` are bytes of the card beside them that are no tensors', as CUDA's context.
+        """
         self._capacity = self.allocator.capacity = capacity
+        self._taken = taken
 
     def followed(self, certain: int | None = None) -> "Memory":
         """These counters, up to the newest event or the number of those that are `certain`.
@@ -290,7 +309,7 @@ class Memory:
         try:
             self._addresses[id(storage)] = self.allocator.malloc(size, getattr(storage, "stream", 0))
         except OutOfMemory as error:
-            refused = _as_torch_says_it(error)
+            refused = _as_torch_says_it(error, self._taken)
         # the allocator gives its cache back before it tries again
         self.emptied += [len(self._done)] * (self.allocator.retries - retries)
         if refused:  # raised here, without a context whose frames would keep the caller's tensors alive
@@ -332,8 +351,8 @@ class Memory:
 
     def free_and_total(self) -> tuple[int, int]:
         """Bytes that the driver still has, and all that a program gets of the card."""
-        total = self._capacity or CARD.room
-        return max(0, total - self.followed().allocator.reserved), total
+        capacity = self._capacity or self.card.room
+        return max(0, capacity - self.followed().allocator.reserved), capacity + self._taken
 
     def statistics(self) -> dict[str, int]:
         """The counters that `torch.cuda.memory_stats` has, as far as they are known here."""
@@ -356,11 +375,11 @@ class Memory:
         return found
 
 
-def _as_torch_says_it(error: OutOfMemory) -> str:
+def _as_torch_says_it(error: OutOfMemory, taken: int) -> str:
     free = max(0, error.capacity - error.reserved)
     return (
         f"CUDA out of memory. Tried to allocate {binary(error.attempted)}."
-        f" GPU 0 (simulated) has a total capacity of {binary(error.capacity)}"
+        f" GPU 0 (simulated) has a total capacity of {binary(error.capacity + taken)}"
         f" of which {binary(free)} is free."
         f" Of the allocated memory {binary(error.allocated)} is allocated by PyTorch,"
         f" and {binary(error.reserved - error.allocated)} is reserved by PyTorch but unallocated."

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ..errors import GpuOutOfMemory
 from ..estimating import estimate
 from ..estimating.workspaces import workspaces_of
-from ..gpus import Gpu
+from ..gpus import Gpu, recognized
 from ..measurement import Measurement, Provenance
 from ..planning.twin import largest_micro_batch, not_built
 from ..run import TrainingRun
@@ -68,6 +68,17 @@ def usable_gpu() -> tuple[Gpu | None, str]:
     if reason:
         return None, reason
     return card, ""
+
+
+def card_there() -> Gpu | None:
+    """The current CUDA GPU as the catalog has it, or as it calls itself; None where torch can use none.
+
+    Its memory is all that a program sees, free or not.
+    """
+    if usable_gpu()[0] is None:
+        return None
+    seen = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return recognized(seen.name, seen.total_memory, (seen.major, seen.minor), seen.multi_processor_count)
 
 
 def architectures() -> list[str]:

@@ -20,13 +20,14 @@ from torch.utils._pytree import tree_leaves
 
 from ..errors import GpuOutOfMemory, SimulationUnavailable, StepError
 from ..estimating.workspaces import Workspaces
+from ..gpus import Gpu
 from ..measurement import Measurement, Provenance, explained
 from ..pace import working
 from ..planning.twin import SAFETY
 from ..units import format_bytes
 from . import live
 from .copy_to_device import OwnStep, carried_over, checked
-from .cuda_answers import Memory, answered
+from .cuda_answers import CARD, Memory, answered
 from .phases import PLACEHOLDER, PhaseWatch
 from .release import empty_queue, let_go
 from .simulated import availability, simulated_gpu
@@ -58,12 +59,13 @@ def measure_own(
     steps: int,
     attention: str,
     workspaces: Workspaces | None = None,
+    card: Gpu | None = None,
 ) -> Measurement:
     """Run `step(model, optimizer, batch)` `steps` times and return where each byte went; see `measure`.
 
-    `workspaces` are cuBLAS's, for each thread.
+    `workspaces` are cuBLAS's, for each thread; `card` is the one that a simulated GPU imitates.
     """
-    own = replace(checked(step, model, optimizer, batch), workspaces=workspaces)
+    own = replace(checked(step, model, optimizer, batch), workspaces=workspaces, card=card)
     if source == "recorded":
         raise ValueError(
             "a step of your own is never recorded: choose source='simulated', 'cpu', 'live' or 'auto'"
@@ -111,9 +113,11 @@ def _measured(own: OwnStep, source: str, steps: int, attention: str, *notes: str
             works, how = availability()
             if not works:
                 raise SimulationUnavailable(how)
-        gpu = simulated_gpu(attention) if source == "simulated" else nullcontext()
+        gpu = nullcontext()
+        if source == "simulated":
+            gpu = simulated_gpu(attention, card=own.card or CARD)
         with own_random_numbers(), gpu:
-            return _trace(own, provenance_of(source, *notes), steps)
+            return _trace(own, provenance_of(source, *notes, card=own.card), steps)
     except BaseException as error:
         let_go(error)
         empty_queue()
@@ -156,7 +160,7 @@ def _trace(own: OwnStep, provenance: Provenance, steps: int) -> Measurement:
         work = carried_over(own, device, simulated)
         tracker = stack.enter_context(Tracker(device, own.workspaces))
         if simulated:
-            stack.enter_context(answered(Memory(lambda: tracker.events)))
+            stack.enter_context(answered(Memory(lambda: tracker.events, own.card or CARD)))
         watch = stack.enter_context(PhaseWatch(tracker, work, simulated))
         for number in range(1, steps + 1):
             watch.begin_step(number)

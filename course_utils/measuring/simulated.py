@@ -31,6 +31,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _python_dispatch
 
 from ..errors import SimulationUnavailable, StepError
+from ..gpus import Gpu
+from .cuda_answers import CARD
 from .fake_mode import QuickFakeMode
 from .patching import FOLLOWED, ONE_AT_A_TIME, SIMULATED, check_layout, on_this_thread
 
@@ -203,8 +205,10 @@ def _register_missing_kernels() -> None:
 
 
 @contextlib.contextmanager
-def simulated_gpu(attention: str, mode: QuickFakeMode | None = None) -> Iterator[None]:
+def simulated_gpu(attention: str, mode: QuickFakeMode | None = None, card: Gpu = CARD) -> Iterator[None]:
     """Inside, every tensor on "cuda" is fake, of `mode` or a new one; `attention` is the kernel that runs.
+
+    With "auto" it is the one that torch chooses on `card`.
 
     Raises SimulationUnavailable.
     """
@@ -218,7 +222,9 @@ def simulated_gpu(attention: str, mode: QuickFakeMode | None = None) -> Iterator
         enter(on_this_thread(amp, "amp_definitely_not_available", lambda: False))
         enter(on_this_thread(torch.cuda, "is_bf16_supported", lambda *_, **__: True))
         enter(on_this_thread(torch.amp.GradScaler, "_maybe_opt_step", _always_step))
-        attend = _attention_as_torch_chooses if attention == "auto" else partial(_attention, attention)
+        attend = partial(_attention, attention)
+        if attention == "auto":
+            attend = partial(_attention_as_torch_chooses, capability=card.capability)
         enter(on_this_thread(torch.nn.functional, "scaled_dot_product_attention", attend))
         supported = [*torch_optimizer._foreach_supported_types, FakeTensor]
         enter(mock.patch.object(torch_optimizer, "_foreach_supported_types", supported))
@@ -286,11 +292,24 @@ def _attention_as_torch_chooses(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    *,
+    capability: tuple[int, int] = CARD.capability,
 ) -> torch.Tensor:
-    """The flash kernel where it can run (16 bits, no mask, heads of up to 256), else the efficient one."""
+    """The flash kernel where it can run (16 bits, no mask, heads of up to 256), else the efficient one.
+
+    Below compute capability 8.0 torch has no flash kernel, and in bf16 no efficient one: it computes step by
+    step (`check_flash_attention_hardware_support` and `can_use_mem_efficient_attention` in
+    aten/src/ATen/native/transformers/cuda/sdp_utils.cpp).
+    """
     autocast = torch.is_autocast_enabled("cuda")
     dtype = torch.get_autocast_dtype("cuda") if autocast else q.dtype
-    flash = dtype in (torch.float16, torch.bfloat16) and attn_mask is None and q.size(-1) <= 256
+    sixteen_bits = dtype in (torch.float16, torch.bfloat16)
+    flash = sixteen_bits and attn_mask is None and q.size(-1) <= 256 and capability >= (8, 0)
+    if dtype == torch.bfloat16 and capability < (8, 0):  # torch's own function, which chooses this for fakes
+        choices = (attn_mask, dropout_p, is_causal)
+        return torch._C._nn.scaled_dot_product_attention(
+            q, k, v, *choices, scale=scale, enable_gqa=enable_gqa
+        )
     # the kernel adds it, so it becomes 0 and -inf
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=dtype).masked_fill_(

@@ -17,7 +17,7 @@ from ..estimating.workspaces import workspaces_on
 from ..gpus import Gpu, gpu
 from ..measurement import Measurement
 from ..pace import working
-from ..planning.twin import fits, unsupported
+from ..planning.twin import fits, named, unsupported
 from ..run import TrainingRun
 from ..units import GB, format_bytes
 from . import data_parallel, live, sharded, simulated
@@ -66,9 +66,10 @@ def measure(
     a list of them, and a batch of any form may be left out, and are then not passed; a scheduler or a loss
     scaler goes into the batch, as using it changes it. Phases are noticed; the step may return its loss.
     `attention` says which kernel `scaled_dot_product_attention` is on a simulated GPU: "flash", "efficient"
-    or "auto", flash wherever it can run; `card`, a name of `gpus.GPUS`, adds what cuBLAS keeps for itself
-    there. Without an optimizer the step may be a forward alone, and gradients may come from
-    `torch.autograd.grad`. Raises StepError for a step that cannot be measured; others pass as they are.
+    or "auto", flash wherever it can run; `card`, a name of `gpus.GPUS`, is the one that a simulated GPU
+    imitates: what torch.cuda says of it, which kernel "auto" is, and what cuBLAS keeps for itself. Without an
+    optimizer the step may be a forward alone, and gradients may come from `torch.autograd.grad`. Raises
+    StepError for a step that cannot be measured; others pass as they are.
     """
     check_known("attention", attention, OWN_ATTENTIONS)
     check_known("source", source, SOURCES)
@@ -83,12 +84,13 @@ def measure(
         chosen = source
         if source == "auto":  # COURSE_SOURCE has no recording of one's own step
             chosen = "simulated" if forced_source() == "recorded" else forced_source()
-        workspaces = workspaces_on(None if card is None else gpu(card).name)
-        handed_over = (step, model, optimizer, batch)
+        imitated = None if card is None else gpu(card)
+        if imitated and attention == "flash" and not imitated.has_bf16:
+            raise ValueError(f"torch has no flash kernel for {named(imitated)}: choose attention='efficient'")
+        how: dict[str, Any] = {"source": chosen, "steps": steps, "attention": attention, "card": imitated}
+        how["workspaces"] = workspaces_on(imitated.name) if imitated else None
         with working("getting ready"):
-            return measure_own(
-                *handed_over, source=chosen, steps=steps, attention=attention, workspaces=workspaces
-            )
+            return measure_own(step, model, optimizer, batch, **how)
     own = {"step": step, "model": model, "optimizer": optimizer, "batch": batch}
     own["attention"] = None if attention == "auto" else attention
     own["card"] = card

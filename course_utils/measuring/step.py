@@ -14,10 +14,13 @@ from typing import Any
 
 import torch
 
+from ..gpus import Gpu
 from ..measurement import Measurement, Provenance
 from ..networks import Transformer, chunked_loss, loss_of, network_for
 from ..pace import working
+from ..planning.twin import named
 from ..run import TrainingRun
+from .cuda_answers import CARD, IMITATED
 from .devices import Phases
 from .optimizers import Named, make_codebooks, make_optimizer, named_states_of
 from .patching import ONE_AT_A_TIME
@@ -295,13 +298,19 @@ def own_random_numbers() -> Iterator[None]:
         yield
 
 
-def provenance_of(source: str, *notes: str) -> Provenance:
-    """The provenance of what is measured now; of the notes those that are not empty."""
+def provenance_of(source: str, *notes: str, card: Gpu | None = None) -> Provenance:
+    """The provenance of what is measured now; of the notes those that are not empty.
+
+    `card` is the one that a simulated GPU imitates, named if it is not the usual one.
+    """
     note = "; ".join(filter(None, notes))
     today = date.today().isoformat()
     if source == "live":
         return Provenance(source, torch.cuda.get_device_name(), torch.__version__, today, note)
-    return Provenance(source, DEVICE_NAMES[source], torch_release(), today, note)
+    device = DEVICE_NAMES[source]
+    if source == "simulated" and card and card not in (CARD, IMITATED):
+        device += f", as {named(card)}"
+    return Provenance(source, device, torch_release(), today, note)
 
 
 def torch_release() -> str:

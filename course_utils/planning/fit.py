@@ -17,6 +17,8 @@ from ..run import TrainingRun, check_size
 from ..units import format_bytes, percent
 from .twin import SAFETY, named, unsupported, untrainable
 
+VERSION = 1  # Of `Plan.to_dict`
+
 FREE = {
     "recompute": ("none", "selective-attention", "selective", "every-2", "sqrt", "full", "offload"),
     "attention": ("flash", "efficient"),
@@ -60,6 +62,11 @@ class Candidate:
         """True if it is predicted to fit the card with the margin of `twin.SAFETY`."""
         return self.peak * SAFETY <= card.room
 
+    def to_dict(self) -> dict[str, Any]:
+        """The configuration as plain data: the run as code, bytes and seconds."""
+        sizes = {"peak": self.peak, "lost_seconds": self.lost}
+        return {"run": self.run.code(), "what": self.what} | sizes
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -87,6 +94,19 @@ class Plan:
         The cheapest comes first.
         """
         return tuple(_path(self.start, (self.best or self.nearest).run, self.card))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as plain data, sizes in bytes; "best" is None if nothing fits."""
+        return {
+            "format": "course_utils fit",
+            "version": VERSION,
+            "card": self.card.name,
+            "room": self.card.room,
+            "covered": self.covered,
+            "best": self.best.to_dict() if self.best else None,
+            "nearest": self.nearest.to_dict(),
+            "path": [step.to_dict() for step in self.path],
+        }
 
     def __str__(self) -> str:
         room = f"{self.card.name} gives a program {format_bytes(self.card.room)}"

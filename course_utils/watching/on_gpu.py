@@ -1,6 +1,7 @@
 """Plain torch code on "cuda": on the card where there is one, else on a simulated GPU.
 
-Tensors on the simulated GPU live on from one block to the next.
+Tensors on a simulated GPU live on from one block to the next. Each card that is named is a GPU of its own,
+with tensors of its own.
 """
 
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from ..allocator.replay import EMPTY_CACHE, replay
 from ..allocator.snapshots import snapshot_from, write_snapshot
 from ..errors import SimulationUnavailable, StepError
 from ..estimating.workspaces import workspaces_of
+from ..gpus import Gpu, gpu
 from ..measuring import live
 from ..measuring.call_site import calling_place, described
 from ..measuring.cuda_answers import CARD, Memory, answered
@@ -30,8 +32,10 @@ from ..measuring.sharded import ShardTracker, own_streams, quick_plans, simulate
 from ..measuring.simulated import CHOICES, availability, simulated_gpu
 from ..measuring.sources import forced_source
 from ..measuring.step import provenance_of
-from ..measuring.tracker import Storage, Tracker
+from ..measuring.tracker import Storage, Tracker, tensors_in
+from ..measuring.verdict import CONTEXT
 from ..pace import working
+from ..planning.twin import named
 from ..units import parse_bytes
 from .patches import replaced
 from .steps import HostValues, known_values
@@ -44,7 +48,9 @@ ANYWHERE = (ASK_DEVICE, torch.ops.aten.detach.default)  # What is asked of a ten
 
 
 @contextmanager
-def on_gpu(memory: int | str | None = None, ranks: int = 1, needs: int | str | None = None) -> Iterator[None]:
+def on_gpu(
+    memory: int | str | None = None, ranks: int = 1, needs: int | str | None = None, card: str | None = None
+) -> Iterator[None]:
     """Inside, `device="cuda"` is this machine's GPU, or a simulated one where there is none; prints which.
 
     Plain torch code runs there: modules, autocast, checkpoints, optimizers, hooks. Tensors live on from one
@@ -55,19 +61,30 @@ def on_gpu(memory: int | str | None = None, ranks: int = 1, needs: int | str | N
     with less memory than the code `needs` (written as `memory` is) is simulated, too. Afterwards torch is as
     it was.
 
-    Raises StepError, with the line, for what a simulated GPU cannot say, such as the value of a loss;
-    ValueError for a memory or ranks that are none; SimulationUnavailable where no GPU can be simulated.
+    `card` is a name of `gpus.GPUS`. The simulated GPU then is that card: what torch.cuda says of it, which
+    attention kernel torch chooses, cuBLAS's workspaces, and its memory without CUDA's context, unless
+    `memory` says otherwise. Only a GPU of this machine that is that card takes its place. Each card has
+    tensors of its own, which live on in blocks that name it; without a name it is an A100 without a limit.
+
+    Raises StepError, with the line, for what a simulated GPU cannot say, such as the value of a loss, and for
+    a tensor of another card; ValueError for a memory, ranks or a card that are none; SimulationUnavailable
+    where no GPU can be simulated.
     COURSE_SOURCE=simulated (or live) settles which it is.
     """
     if type(ranks) is not int or ranks < 1:
         raise ValueError(f"ranks is {ranks!r}: a whole number of GPUs, 1 or more")
     limit = _bytes("memory", memory)
     least = _bytes("needs", needs)
+    asked = None if card is None else gpu(card)
     source = forced_source()
     here = live.usable_gpu()[0] if source == "auto" and ranks == 1 else None
-    too_small = here is not None and least is not None and here.memory < least
-    if ranks == 1 and (source == "live" or (here is not None and not too_small)):
+    reason = _why_not_here(here, least, asked)
+    if ranks == 1 and (source == "live" or (here is not None and not reason)):
         live.demand_gpu()
+        if source == "live" and asked is not None and live.card_there() != asked:
+            raise ValueError(
+                f"this machine's GPU is not {named(asked)}: leave card or COURSE_SOURCE=live out"
+            )
         print(provenance_of("live"))
         with _limited(limit):
             yield
@@ -76,13 +93,31 @@ def on_gpu(memory: int | str | None = None, ranks: int = 1, needs: int | str | N
         works, how = availability()
     if not works:
         raise SimulationUnavailable(how)
-    note = f"rank 0 of {ranks} simulated ranks" if ranks > 1 else ""
-    if here is not None:
-        note = f"a {here.name} is too small for this"
-    print(provenance_of("simulated", note))
-    card = _card() if ranks == 1 else _Card(ShardTracker("cuda"))
-    with card.entered(limit, ranks):
+    note = f"rank 0 of {ranks} simulated ranks" if ranks > 1 else reason
+    print(provenance_of("simulated", note, card=asked))
+    with _simulated(asked, ranks).entered(limit, ranks):
         yield
+
+
+def _why_not_here(here: Gpu | None, least: int | None, asked: Gpu | None) -> str:
+    """The reason why the GPU of this machine does not serve, if there is one; else ""."""
+    if here is None:
+        return ""
+    if least is not None and here.memory < least:
+        return f"a {here.name} is too small for this"
+    if asked is not None and live.card_there() != asked:
+        return f"the GPU of this machine is another one, {here.name}"
+    return ""
+
+
+def _simulated(asked: Gpu | None, ranks: int) -> "_Card":
+    """The simulated GPU of a block: for one rank that on which tensors live on, else a new one."""
+    if ranks > 1:
+        workspaces = workspaces_of(asked.capability) if asked else None
+        return _Card(
+            ShardTracker("cuda", workspaces), asked or CARD, "a simulated rank of a block that is over"
+        )
+    return _card() if asked is None else _named_card(asked)
 
 
 @contextmanager
@@ -131,23 +166,33 @@ class _LastingTracker(Tracker):
 
 
 class _LastingMode(QuickFakeMode):
-    """A fake mode whose tensors may outlive its block, and then say so when they are computed with."""
+    """A fake mode whose tensors may outlive its block, and then say so when they are computed with.
+
+    `where` says where they can be used.
+    """
 
     entered = False
 
+    def __init__(self, where: str) -> None:
+        super().__init__(**CHOICES)
+        self.elsewhere = f"this tensor is on {where}"
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not self.entered and func not in ANYWHERE:
-            raise StepError("this tensor is on the simulated GPU: go on inside a block `with on_gpu():`")
+            raise StepError(self.elsewhere)
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 class _Card:
-    """A simulated GPU that goes on from block to block: its fake mode, what lives on it, and its memory."""
+    """A simulated GPU that goes on from block to block: its fake mode, what lives on it, and its memory.
 
-    def __init__(self, tracker: Tracker) -> None:
+    `where` says of its tensors where they can be used.
+    """
+
+    def __init__(self, tracker: Tracker, card: Gpu, where: str) -> None:
         self.tracker = tracker
-        self.mode = _LastingMode(**CHOICES)
-        self.memory = Memory(lambda: tracker.events)
+        self.mode = _LastingMode(where)
+        self.memory = Memory(lambda: tracker.events, card)
         self.recorded_from: int | None = None
 
     @contextmanager
@@ -155,7 +200,11 @@ class _Card:
         """Inside, "cuda" is this card, and torch.OutOfMemoryError is raised at `limit` bytes."""
         if self.mode.entered:
             raise StepError("this code is on the GPU already: leave the inner on_gpu() out")
-        self.memory.limit(limit)
+        card = self.memory.card
+        if limit is None and card is not CARD:  # a real one keeps CUDA's context, too
+            self.memory.limit(card.room - CONTEXT, CONTEXT)
+        else:
+            self.memory.limit(limit)
         notes: dict[str, None] = {}
         # The lock comes first: what two threads replace in turn would never be put back. The ranks come
         # before the fake mode, as their mesh reads values, and before `replaced`, which refuses process
@@ -174,7 +223,7 @@ class _Card:
                 run(on_this_thread(torch._C, "_get_accelerator", lambda *_: torch.device("cuda")))
                 run(mock.patch.multiple(dist, init_process_group=_is_there, destroy_process_group=_is_there))
                 run(quick_plans())
-            run(simulated_gpu("auto", self.mode))
+            run(simulated_gpu("auto", self.mode, card))
             run(errors_told(self.tracker, "the simulated GPU", ELSEWHERE))
             run(mock.patch.object(self.mode, "entered", True))
             run(self.tracker)
@@ -226,11 +275,14 @@ def _print_each(notes: dict[str, None]) -> None:
         print(note)
 
 
-def _new_card() -> _Card:
-    return _Card(_LastingTracker("cuda", workspaces_of(CARD.capability)))
+def _new_card(card: Gpu = CARD) -> _Card:
+    argument = "" if card is CARD else f"card={card.name!r}"
+    where = f"the simulated GPU: go on inside a block `with on_gpu({argument}):`"
+    return _Card(_LastingTracker("cuda", workspaces_of(card.capability)), card, where)
 
 
 _card = cache(_new_card)  # the one on which tensors live on
+_named_card = cache(_new_card)
 
 
 class _NoValues(HostValues):
@@ -243,6 +295,8 @@ class _NoValues(HostValues):
         self._card = card
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if FakeTensor in types:
+            self._check_owner((args, kwargs or {}))
         out = super().__torch_dispatch__(func, types, args, kwargs)
         if self._card.memory.limited:
             try:
@@ -252,6 +306,14 @@ class _NoValues(HostValues):
                 self._card.forget_the_last()
                 raise
         return out
+
+    def _check_owner(self, given: tuple[Any, dict[str, Any]]) -> None:
+        """Raise StepError for a tensor of another simulated GPU."""
+        args, kwargs = given
+        for tensor in (*tensors_in(args), *tensors_in(kwargs.values())):
+            mode = getattr(tensor, "fake_mode", self._card.mode)
+            if mode is not self._card.mode and isinstance(mode, _LastingMode):
+                raise StepError(f"{described(calling_place()[0])}: {mode.elsewhere}")
 
     def _let_in(self, tensor: torch.Tensor) -> torch.Tensor:
         if type(tensor) is torch.nn.Parameter and not tensor.is_meta:

@@ -3,18 +3,20 @@
 import re
 from bisect import bisect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
 from types import MappingProxyType
+from typing import Any
 
 from ..allocator.replay import replay
-from ..estimating.workspaces import workspaces_of
-from ..gpus import GPUS
+from ..gpus import Gpu
 from ..measurement import Allocation, Measurement
-from ..measuring.cuda_answers import CARD
-from ..planning.twin import SAFETY
+from ..measuring.cuda_answers import IMITATED
 from ..units import aligned, format_bytes, percent
+from .which_cards import Answer, answer_on, answers
 
+VERSION = 1  # Of `Report.to_dict`
 WORTH_IT = 0.03  # Part of the peak that a change has to save to be named
 CHUNKS = 8  # Pieces that the loss is computed in
 # Of fp32: one byte each, and an fp32 scale for 256 (bitsandbytes' block-wise states)
@@ -29,54 +31,94 @@ Blocks = dict[tuple[str, int], list[Allocation]]
 """What each block keeps, by its name and the number of backward passes before."""
 
 
-def report(measured: Measurement, count: int = 10) -> str:
-    """All that `watch` prints."""
+@dataclass(frozen=True)
+class Report:
+    """All that `watch` prints of a script that was watched on `card`; `to_dict` has the same as plain data.
+
+    `wanted` is the answer for the card or budget that somebody named, None where nobody did.
+    """
+
+    measured: Measurement
+    card: Gpu
+    allocated: int
+    reserved: int
+    wanted: Answer | None
+    count: int
+
+    @property
+    def changes(self) -> list[tuple[str, int]]:
+        """Changes that would lower the peak, and its bytes then."""
+        return changed_peaks(self.measured)
+
+    @property
+    def cards(self) -> list[Answer]:
+        """The answer for each card of the catalog."""
+        return list(answers(self.allocated, self.reserved, self.card))
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences on how it was watched."""
+        return self.measured.provenance.note.split("; ")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain data, sizes in bytes; a change of its form changes "version"."""
+        peak = self.measured.peak
+        largest = self.measured.explain(self.count)
+        return {
+            "format": "course_utils watch",
+            "version": VERSION,
+            **self.measured.to_dict(),
+            "allocated": self.allocated,
+            "reserved": self.reserved,
+            "card": self.card.name,
+            "wanted": self.wanted.to_dict() if self.wanted else None,
+            "cards": [answer.to_dict() for answer in self.cards],
+            "largest": [row.to_dict() for row in largest.rows],
+            "rest": {"count": largest.rest, "bytes": largest.rest_bytes},
+            "changes": [{"what": what, "peak": then, "saved": peak - then} for what, then in self.changes],
+            "notes": self.notes,
+        }
+
+    def __str__(self) -> str:
+        measured = self.measured
+        word = "simulated" if measured.source == "simulated" else "measured"
+        peaks = [
+            ("peak", _in_gb(measured.peak), f"peak of the tensors, {word}, in {measured.peak_phase}"),
+            ("allocated", _in_gb(self.allocated), "by the allocator's rules (max_memory_allocated)"),
+            ("reserved", _in_gb(self.reserved), "by the same (max_memory_reserved)"),
+        ]
+        lines = [aligned(peaks, 3), "", str(measured.breakdown), "", repr(measured.explain(self.count)), ""]
+        if self.wanted:
+            lines += [f"{self.wanted.name}: {self.wanted.words.lower()}", ""]
+        lines += [*lines_of_cards(measured, self.cards), ""]
+        rows = [(what, _in_gb(peak), f"−{percent(1 - peak / measured.peak)}") for what, peak in self.changes]
+        if rows:
+            lines.append("Estimated peak after one change, all other tensors as in this step:")
+            lines.append(aligned(rows))
+        lines.append("")
+        lines += [f"- {note}" for note in self.notes]
+        return "\n".join(lines)
+
+
+def report(measured: Measurement, card: Gpu = IMITATED, wanted: Gpu | None = None, count: int = 10) -> Report:
+    """The report on a script that was watched on `card`: with the answer for `wanted`, if that is given."""
     replayed = replay(measured)
-    word = "simulated" if measured.source == "simulated" else "measured"
-    allocated = replayed.peak_allocated
-    reserved = replayed.peak_reserved
-    peaks = [
-        ("peak", _in_gb(measured.peak), f"peak of the tensors, {word}, in {measured.peak_phase}"),
-        ("allocated", _in_gb(allocated), "by the allocator's rules (max_memory_allocated)"),
-        ("reserved", _in_gb(reserved), "by the same (max_memory_reserved)"),
-    ]
-    lines = [aligned(peaks, 3), "", str(measured.breakdown), "", repr(measured.explain(count)), ""]
-    lines += [*cards(measured, allocated, reserved), ""]
-    rows = [
-        (what, _in_gb(peak), f"−{percent(1 - peak / measured.peak)}")
-        for what, peak in changed_peaks(measured)
-    ]
-    if rows:
-        lines.append("Estimated peak after one change, all other tensors as in this step:")
-        lines.append(aligned(rows))
-    lines.append("")
-    lines += [f"- {note}" for note in measured.provenance.note.split("; ")]
-    return "\n".join(lines)
+    allocated, reserved = replayed.peak_allocated, replayed.peak_reserved
+    answer = answer_on(wanted, allocated, reserved, card) if wanted else None
+    return Report(measured, card, allocated, reserved, answer, count)
 
 
 def _in_gb(size: int) -> str:
     return format_bytes(size, "GB", 3)
 
 
-def cards(measured: Measurement, allocated: int, reserved: int) -> Iterator[str]:
-    """Cards of the catalog by whether the script fits them with 5 % in reserve, a line for each answer."""
-    found: dict[str, list[str]] = {}
-    here = workspaces_of(CARD.capability).cublas
-    for card in GPUS.values():
-        # one for forward's thread, one for backward's
-        more = 2 * (workspaces_of(card.capability).cublas - here)
-        short = int((allocated + more) * SAFETY) - card.room
-        name = card.name
-        if short > 0:
-            answer = "Too small"
-            name += f" (by {format_bytes(short)})"
-        elif (reserved + more) * SAFETY <= card.room:
-            answer = "Fits"
-        else:
-            answer = "Fits if the allocator returns what it caches"
-        found.setdefault(answer, []).append(name)
-    yield from (f"{answer}: {', '.join(names)}" for answer, names in sorted(found.items()))
-    older = [card.name for card in GPUS.values() if not card.has_bf16]
+def lines_of_cards(measured: Measurement, found: Sequence[Answer]) -> Iterator[str]:
+    """Cards by whether the script fits them, a line for each answer."""
+    by_words: dict[str, list[str]] = {}
+    for answer in found:
+        by_words.setdefault(answer.words, []).append(answer.name)
+    yield from (f"{words}: {', '.join(names)}" for words, names in sorted(by_words.items()))
+    older = [answer.card.name for answer in found if not answer.card.has_bf16]
     if any(item.dtype == "bfloat16" for item in measured.allocations):
         yield f"No bf16 arithmetic and no flash kernel: {', '.join(older)}"
 

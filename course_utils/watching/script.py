@@ -1,4 +1,4 @@
-"""Somebody's own training script, unchanged, for two optimizer steps on the simulated GPU or a real one."""
+"""Somebody's own training script, unchanged, for a few optimizer steps on the simulated GPU or a real one."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, redirect_stdout
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,21 +22,23 @@ from torch._subclasses.fake_tensor import (
 
 from ..errors import ScriptError, SimulationUnavailable, StepError
 from ..estimating.workspaces import workspaces_of
+from ..gpus import Gpu, gpu
 from ..measurement import Measurement
 from ..measuring import live
 from ..measuring.call_site import described, is_machinery
-from ..measuring.cuda_answers import CARD, Memory, answered
+from ..measuring.cuda_answers import IMITATED, Memory, answered
 from ..measuring.patching import on_this_thread
 from ..measuring.phases import PLACEHOLDER
 from ..measuring.release import chain, let_go
 from ..measuring.simulated import availability, simulated_gpu
+from ..measuring.sources import MOST_STEPS, forced_source
 from ..measuring.step import own_random_numbers, provenance_of
 from ..measuring.tracker import FailedOperator, Tracker
+from ..planning.twin import named
 from .patches import replaced
 from .shield import NotAllowed, memory_limited, nothing_changed
 from .steps import Finished, HostValues, ScriptWatch
 
-STEPS = 2
 OF_MEMORY = torch.cuda.memory
 HISTORY = (
     (torch.cuda, "memory_summary"),
@@ -45,17 +47,66 @@ HISTORY = (
 )
 
 
-def watch_script(path: str | Path, arguments: Sequence[str] = (), source: str = "simulated") -> Measurement:
-    """Run a training script until each of its optimizers has stepped twice, and return where each byte went.
+@dataclass(frozen=True)
+class Place:
+    """The card on which a script runs, whether it is simulated, and why this one: a sentence or ""."""
 
+    card: Gpu
+    simulated: bool
+    why: str
+
+
+def place_for(card: str | None = None, source: str = "simulated") -> Place:
+    """The place where a script runs, by the name of a card or without one.
+
+    A simulated GPU is the card that is named, else the one of this machine, else an A100. With
+    COURSE_SOURCE=simulated it does not depend on the machine, and nothing has to be said about it. Raises
+    ValueError for a card that is not known, or is not the one that `source` asks for, SimulationUnavailable
+    where no GPU can be simulated.
+    """
+    asked = None if card is None else gpu(card)
+    same_everywhere = forced_source() not in ("auto", "live")
+    here = None if source == "simulated" and (asked or same_everywhere) else live.card_there()
+    if source == "live" or (source == "auto" and here is not None and asked in (None, here)):
+        live.demand_gpu()
+        if here is None or asked not in (None, here):
+            raise ValueError(f"the GPU of this machine is no {card}: leave out the card, or source='live'")
+        return Place(here, False, f"executed on the GPU of this machine, {named(here)}")
+    works, how = availability()
+    if not works:
+        raise SimulationUnavailable(how)
+    if asked is not None:
+        why = f"simulated as {named(asked)}" if asked == IMITATED else ""  # of another the provenance says so
+        return Place(asked, True, why)
+    if here is not None:
+        return Place(here, True, f"simulated as the GPU of this machine, {named(here)}")
+    why = "" if same_everywhere else f"simulated as {named(IMITATED)}: --gpu NAME chooses another card"
+    return Place(IMITATED, True, why)
+
+
+def watch_script(
+    path: str | Path,
+    arguments: Sequence[str] = (),
+    source: str = "simulated",
+    *,
+    card: str | None = None,
+    steps: int = 2,
+) -> Measurement:
+    """Run a script until each of its optimizers has stepped `steps` times; return where each byte went.
+
+    The peak is that of the last step. `card` is a name of `gpus.GPUS`, on which `place_for` has the rest.
     Nothing of the user's is written or deleted, and the network is closed. What the script prints goes to
     stderr. Raises ScriptError, with the line, for a script that fails, trains nothing or cannot be followed,
-    ValueError for a path that is no script's, SimulationUnavailable where no GPU can be simulated.
+    ValueError for a path that is no script's, for other steps than 1 to 1000, and as `place_for`,
+    SimulationUnavailable where no GPU can be simulated.
     """
+    if not 1 <= steps <= MOST_STEPS:
+        raise ValueError(f"steps is {steps}: a number from 1 to {MOST_STEPS}")
+    place = place_for(card, source)
+    simulated = place.simulated
     path = _checked(path)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ScriptError("a script is watched on one GPU: start it without torchrun (WORLD_SIZE is above 1)")
-    simulated = _is_simulated(source)
     # The mode that is entered last sees an operator first: HostValues says where it runs, the watch in which
     # phase, the tracker what is made, and the simulated GPU makes it.
     with ExitStack() as stack:
@@ -65,41 +116,34 @@ def watch_script(path: str | Path, arguments: Sequence[str] = (), source: str = 
         changes: dict[str, None] = {}
         run(replaced(changes, simulated))
         run(memory_limited())
-        run(simulated_gpu("auto") if simulated else torch.autograd.set_multithreading_enabled(False))
-        capability = CARD.capability if simulated else torch.cuda.get_device_capability()
-        tracker = run(Tracker("cuda", workspaces_of(capability)))
+        if simulated:
+            run(simulated_gpu("auto", card=place.card))
+        else:
+            run(torch.autograd.set_multithreading_enabled(False))
+        tracker = run(Tracker("cuda", workspaces_of(place.card.capability)))
         if simulated:  # scripts ask if torch has CUDA; HISTORY comes after `answered`, which refuses it
-            run(answered(Memory(lambda: tracker.events)))
+            run(answered(Memory(lambda: tracker.events, place.card)))
             run(on_this_thread(torch.backends.cuda, "is_built", lambda: True))
             for owner, name in HISTORY:
                 run(mock.patch.object(owner, name, partial(_without_history, changes)))
         measured: list[Measurement] = []
-        provenance = provenance_of("simulated" if simulated else "live")
+        provenance = provenance_of("simulated" if simulated else "live", card=place.card)
 
         def finish(ends: list[int]) -> None:
             tracker.order_frees()
             measured.append(tracker.measurement(ends, [], provenance))
 
-        watch = run(ScriptWatch(tracker, STEPS, simulated, finish))
+        watch = run(ScriptWatch(tracker, steps, simulated, finish))
         values = HostValues(watch.arrived)
         if simulated:  # after the watch: both answer for a fake tensor's numbers, and these know some
             run(values)
         _execute(path, arguments, watch)
-        notes = [*_steps(watch, values), *changes, *elsewhere.notes()]
+        notes = [*_steps(watch, values), *changes, *elsewhere.notes(), *filter(None, [place.why])]
+        if not place.card.has_bf16 and any(item.dtype == "bfloat16" for item in measured[0].allocations):
+            notes.append(f"{named(place.card)} does not compute in bf16: torch emulates it, which is slow")
         if not any(item.kind != "workspaces" for item in measured[0].allocations):
             raise ScriptError(f"{path.name} trains, but not on the GPU: move model and data to 'cuda'")
     return replace(measured[0], provenance=replace(provenance, note="; ".join(notes)))
-
-
-def _is_simulated(source: str) -> bool:
-    """True for the simulated GPU, False for a real one. Raises if this machine has not the one asked for."""
-    if source == "simulated" or (source == "auto" and live.usable_gpu()[0] is None):
-        works, how = availability()
-        if not works:
-            raise SimulationUnavailable(how)
-        return True
-    live.demand_gpu()
-    return False
 
 
 def _checked(path: str | Path) -> Path:
@@ -125,7 +169,9 @@ def _execute(path: Path, arguments: Sequence[str], watch: ScriptWatch) -> None:
     why = ""
     try:
         patched = mock.patch.multiple(sys, argv=[str(path), *arguments], path=places)
-        with patched, redirect_stdout(sys.stderr):
+        # its own exit code would be taken for ours
+        no_way_around = mock.patch.object(os, "_exit", sys.exit)
+        with patched, no_way_around, redirect_stdout(sys.stderr):
             runpy.run_path(str(path), run_name="__main__")
     except Finished as finished:
         let_go(finished)
@@ -190,8 +236,10 @@ def _steps(watch: ScriptWatch, values: HostValues) -> Iterator[str]:
     each = " and ".join(f"{times} of {name}" for name, times in watch.taken[-1].items())
     steps = "1 step" if len(watch.ends) == 1 else f"{len(watch.ends)} steps"
     yield f"{steps} taken, the last one {each}"
-    if len(watch.ends) < STEPS:
-        yield "the script ended after its first step, whose optimizer states appear only at its end"
+    if len(watch.ends) < watch.steps:
+        yield f"the script ended after step {len(watch.ends)} of {watch.steps}"
+    if len(watch.ends) == 1:
+        yield "this is the first step, whose optimizer states appear only at its end"
     if values.read:
         lines = ", ".join(list(values.read)[:3])
         yield f"values that the script reads on the GPU are placeholders of {PLACEHOLDER}: {lines}"

@@ -160,7 +160,8 @@ def watched(file: Path) -> int:
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder) / "measurement.json"
         command = [sys.executable, "-m", "course_utils", "watch", "--save", str(saved), str(file)]
-        variables = os.environ | {"PYTHONPATH": python_path()}
+        # the same card as in the course's own table, whatever is here
+        variables = os.environ | {"PYTHONPATH": python_path(), "COURSE_SOURCE": "simulated"}
         done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
         if done.returncode:
             raise ValueError(done.stderr.strip().splitlines()[-1])
