@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from course_utils.interactive.feedback import EXITS, CheckFailed
-from course_utils.lessons.shared.judging import forward_backward, same
+from course_utils.lessons.shared.judging import alive_during, forward_backward, same
 from course_utils.lessons.shared.on_ranks import _outcome
 
 X = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
@@ -34,6 +34,24 @@ def test_bytes_are_counted_wherever_they_are_held() -> None:
     assert forward_backward(lambda x: x + 1, [X]).kept == 0
     assert forward_backward(LINEAR, [X], LINEAR.parameters()).kept == SIZE, "the input, for a weight"
     assert forward_backward(Holds.apply, [X]).kept == 2 * SIZE, "outside of autograd"
+
+
+def test_a_loop_is_seen_as_each_forward_begins_at_its_end_and_at_its_peak() -> None:
+    kept: list[torch.Tensor] = []
+
+    def loop() -> str:
+        for _ in range(3):
+            kept.append(LINEAR(X).detach().clone())
+            X.add_(0)  # known before, so it counts as nothing
+        kept.pop()
+        return "done"
+
+    output = 8 * 4 * 4
+    seen = alive_during(loop, [X, *LINEAR.parameters()], LINEAR)
+    assert seen == ("done", [0, output, 2 * output], 2 * output, 4 * output)
+    kept.clear()
+    assert alive_during(loop, [X, *LINEAR.parameters()], block=512)[1:] == ([], 2 * 512, 4 * 512)
+    assert not LINEAR._forward_pre_hooks
 
 
 def test_gradients_are_those_of_inputs_then_weights_and_do_not_add_up() -> None:

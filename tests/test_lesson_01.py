@@ -86,6 +86,12 @@ def counts_updated_weights(model: Any, optimizer: Any) -> dict[str, int]:
     return weigh(model, optimizer) | {"master_weights": sum(storages(updated).values())}
 
 
+def compares_tensors(model: Any, optimizer: Any) -> dict[str, int]:
+    own = {id(p) for p in model.parameters()}
+    updated = [p for group in optimizer.param_groups for p in group["params"]]
+    return weigh(model, optimizer) | {"master_weights": sum(p.nbytes for p in updated if id(p) not in own)}
+
+
 def asks_every_gradient(model: Any, optimizer: Any) -> dict[str, int]:
     return weigh(model, optimizer) | {"gradients": sum(p.grad.nbytes for p in model.parameters())}
 
@@ -110,6 +116,7 @@ WEIGH = Answers(
     right=weigh,
     wrong=[
         (counts_updated_weights, "There is no master copy here"),
+        (compares_tensors, "has the weight's own storage"),
         (asks_every_gradient, "Not every parameter has a gradient"),
         (without_frozen, "Some weights are frozen"),
         (slice_by_slice, "All parameters are slices of one buffer"),
@@ -202,6 +209,39 @@ def step_by_step(model: Any, batches: Any, optimizer: Any) -> float:
     return sum(undivided(model, [batch], optimizer) for batch in batches) / len(batches)
 
 
+def keeps_graphs(model: Any, batches: Any, optimizer: Any) -> float:
+    total = 0.0
+    for inputs, targets in batches:
+        loss = cross_entropy(model(inputs), targets) / len(batches)
+        loss.backward(retain_graph=True)
+        total += loss.item()
+    optimizer.step()
+    optimizer.zero_grad()
+    return total
+
+
+def own_sums_of_gradients(model: Any, batches: Any, optimizer: Any) -> float:
+    """Right, although more than `.grad` waits from batch to batch: it does not grow with the batch."""
+    sums = [torch.zeros_like(weight) for weight in model.parameters()]
+    total = 0.0
+    for inputs, targets in batches:
+        optimizer.zero_grad()
+        loss = cross_entropy(model(inputs), targets) / len(batches)
+        loss.backward()
+        total += loss.item()
+        for weight, gradient in zip(model.parameters(), sums, strict=True):
+            gradient += weight.grad
+    for weight, gradient in zip(model.parameters(), sums, strict=True):
+        weight.grad = gradient
+    optimizer.step()
+    optimizer.zero_grad()
+    return total
+
+
+def test_the_leak_is_told_from_whatever_does_not_grow_with_the_batch() -> None:
+    lesson_01.train(own_sums_of_gradients)
+
+
 def sum_of_losses(model: Any, batches: Any, optimizer: Any) -> float:
     return len(batches) * divided_by_hand(model, batches, optimizer).item()
 
@@ -210,6 +250,7 @@ TRAIN = Answers(
     right=divided_by_hand,
     wrong=[
         (leaky, "The leak is still there"),
+        (keeps_graphs, "or a graph after backward?"),
         (as_one_batch, "All batches go forward as one"),
         (undivided, "The parameters moved too far"),
         (step_by_step, "You step after every batch"),

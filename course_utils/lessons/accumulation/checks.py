@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from ...interactive.feedback import Mistakes, alike, call, exercise, expect, fail, of_kind, recognized
-from ...measuring.tracker import Tracker
-from ..shared.judging import forward_backward, same, seeded
+from ..shared.judging import alive_during, forward_backward, same, seeded
 from ..shared.language_model import batches, language_model, vocabulary
 from .micro_batches import IGNORED, MicroBatch, mean_loss
 
@@ -87,9 +86,8 @@ def passed(loop: Callable[..., Any], counts: Sequence[int], k: int) -> tuple[Big
     model = Bigrams()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     optimizer.register_step_post_hook(model.stepped)
-    with Tracker("cpu") as tracker:
-        _, losses = (loop(model, optimizer, model.stream(counts), k) for _ in range(2))
-    return model, losses, tracker.at(tracker.peak_event()).total
+    seen = alive_during(lambda: [loop(model, optimizer, model.stream(counts), k) for _ in range(2)])
+    return model, seen.result[-1], seen.peak
 
 
 def real_tokens(*parts: MicroBatch) -> int:
@@ -420,8 +418,10 @@ def measure_noise(answer: Any) -> None:
     second = "The numbers are right, the memory is not: you keep another set of gradients next to `.grad`."
     # half of such a set: gradients are in fp64
     margin = 4 * sum(weight.numel() for weight in small_gpt().parameters())
-    usual = _peak_of(accumulated)
-    expect(_peak_of(answer) < usual + margin, second)
+    usual, most = (
+        alive_during(partial(loop, small_gpt(), list(batches(4, 2)))).peak for loop in (accumulated, answer)
+    )
+    expect(most < usual + margin, second)
 
 
 def _expect_mean(left: Gradients, each: Sequence[Gradients]) -> None:
@@ -435,15 +435,6 @@ def _expect_mean(left: Gradients, each: Sequence[Gradients]) -> None:
     long = same(left, mean_of(each, len(each)))
     expect(not long, "The sum of k gradients is left in `.grad`, k times too long for a step.")
     fail("`.grad` is not the gradient of the mean over all micro-batches.")
-
-
-def _peak_of(loop: Callable[..., Any]) -> int:
-    """The most bytes that are new at once while `loop(model, parts)` runs."""
-    model = small_gpt()
-    parts = list(batches(4, 2))
-    with Tracker("cpu") as tracker:
-        loop(model, parts)
-    return tracker.at(tracker.peak_event()).total
 
 
 def _close(mine: Sequence[Any], right: Sequence[Any]) -> bool:

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from ...interactive.feedback import Mistakes, call, exercise, expect, fail, recognized
 from ...networks.frozen import FrozenLinear, nf4_pairs
-from ..shared.judging import forward_backward, held_after, same, seeded
+from ..shared.judging import alive_during, forward_backward, same, seeded
 
 # --------------------------------------------------------------------------------------------------
 # 16.1: lora_linear
@@ -133,7 +133,7 @@ def _expect_in_place(layer: Any, method: Any, name: str, mode: bool) -> None:
     layer.train(mode)
     hints = {"Cannot assign non-leaf": GRAPH, "a leaf Variable that requires grad": GRAPH}
     run = partial(call, method, returns=object | None, finite=False, hints=hints)
-    _, held = held_after(run, layer.parameters())
+    held = alive_during(run, layer.parameters()).end
     expect(held < N_IN * N_OUT, f"{name} leaves {held:,} more bytes than before: W's copy, a new W, or B·A.")
     kept = all(module.training is mode for module in layer.modules())
     turned = "off" if mode else "on"
@@ -235,7 +235,9 @@ def _packed_and_back(answer: Any, case: torch.Tensor, block: int) -> torch.Tenso
     flat = "A transposed tensor has no flat view: `flatten` and `reshape` copy it."
     hints = {"view size is not compatible": flat}
     with Conversions() as seen:
-        made, held = held_after(lambda: call(answer, case.clone(), block, returns=object, hints=hints))
+        made, _, held, _ = alive_during(
+            lambda: call(answer, case.clone(), block, returns=object, hints=hints)
+        )
     expect(not seen.nan, "In a block of zeros you divide 0 by 0. Keep zeros out of the divisor.")
     below_zero = "A negative float becomes a uint8: the result depends on the CPU. Use int8 first."
     expect(not seen.negative, below_zero)
@@ -250,7 +252,7 @@ def _packed_and_back(answer: Any, case: torch.Tensor, block: int) -> torch.Tenso
     again = call(made.unpack, returns=torch.Tensor)
     changes = "A second unpack() returns other values: the first one changes what you store."
     expect(same([got], [again], 0), changes)
-    more = held_after(partial(_used, answer, case, block))[1] - held
+    more = alive_during(partial(_used, answer, case, block)).end - held
     keeps = f"unpack() leaves {more:,} more bytes than were held. Compute the values again each time."
     expect(more <= 0, keeps)
     return got

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from ...interactive.feedback import Mistakes, call, exercise, expect, of_kind, recognized
-from ...measuring.tracker import Tracker
-from ..shared.judging import same, seeded
+from ..shared.judging import alive_during, same, seeded
 from .number_formats import NumberFormat
 
 # --------------------------------------------------------------------------------------------------
@@ -169,16 +168,15 @@ def _expect_exact(answer: Any, shapes: Sequence[tuple[int, ...]], new: Callable[
     update = _judging_update(todo, new)
     for drawn in gradients:
         todo += zip(masters, drawn, strict=True)
-        for weight, gradient in zip(weights, drawn, strict=True):
-            weight.grad = gradient.clone()
+        own = [gradient.clone() for gradient in drawn]
+        for weight, gradient in zip(weights, own, strict=True):
+            weight.grad = gradient
         old = [weight.detach().clone() for weight in weights]
-        with Tracker("cpu") as tracker:
-            tracker.bind("parameters", [*weights, *rests, *masters, *drawn])
-            tracker.bind("parameters", [weight.grad for weight in weights])
-            lists = ([*weights], [*rests])
-            before = [tensor.data_ptr() for tensor in (*weights, *rests)]
-            call(answer, *lists, update, returns=object | None, may_change=(0, 1), hints=WATCHED)
-            last, most = (tracker.at(event) for event in (len(tracker.events), tracker.peak_event()))
+        lists = ([*weights], [*rests])
+        before = [tensor.data_ptr() for tensor in (*weights, *rests)]
+        known = [*weights, *rests, *masters, *drawn, *own]
+        asked = partial(call, answer, *lists, update, returns=object | None, may_change=(0, 1), hints=WATCHED)
+        seen = alive_during(lambda: asked() is None, known)  # noqa: B023
         expect(not todo, "`update` is not called once for every weight.")
         moved = "A weight or a rest is a new tensor: write into the memory that it has."
         expect([tensor.data_ptr() for one in lists for tensor in one] == before, moved)
@@ -187,12 +185,12 @@ def _expect_exact(answer: Any, shapes: Sequence[tuple[int, ...]], new: Callable[
         lost = "All rests are still 0 after a step: what bf16 cannot hold is lost."
         expect(any(rest.any() for rest in rests), lost)
         left = "Something is left after the step. Keep only weights and rests."
-        expect(last.total == last["parameters"], left)
+        expect(seen.end == 0, left)
         one_by_one = (
             "Several masters exist at once. Put one together, use it, store it, and only then begin the next."
         )
         # 12 fp32 tensors of one weight's size: half as many as there are weights
-        expect(most.total - most["parameters"] <= 12 * 4 * 256, one_by_one)
+        expect(seen.peak <= 12 * 4 * 256, one_by_one)
 
 
 def _judging_update(todo: list[Any], new: Callable[..., torch.Tensor]) -> Callable[[Any, Any], None]:

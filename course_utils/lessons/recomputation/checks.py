@@ -17,7 +17,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from ... import SimulationUnavailable
 from ...interactive.feedback import call, exercise, expect, recognized
 from ...watching.on_gpu import on_new_gpu
-from ..shared.judging import Ran, counted, forward_backward, held_after, same, seeded, told
+from ..shared.judging import Ran, alive_during, counted, forward_backward, same, seeded, told
 
 
 # --------------------------------------------------------------------------------------------------
@@ -360,7 +360,7 @@ def _expect_inputs_alone(answer: Any) -> None:
     function, weights, notes = _noting()
     tokens, x, gate = (one.clone() for one in INPUTS)
     run = partial(answer, function, tokens, x.requires_grad_(), gate)  # `call` would hand over copies
-    output, held = held_after(run, weights)
+    output, _, held, _ = alive_during(run, weights)
     copies = "You keep copies of the inputs. Your caller has the inputs: keep those."
     expect(held <= output.nbytes + 2**14, copies)
     with torch.autocast("cpu", torch.bfloat16), told("Backward under autocast raised", OWN_HINTS):
@@ -369,7 +369,7 @@ def _expect_inputs_alone(answer: Any) -> None:
     expect(not gate.requires_grad, "In backward you make an input of your caller require a gradient.")
     notes.clear()
     with torch.no_grad():
-        output, held = held_after(run, weights)
+        output, _, held, _ = alive_during(run, weights)
     once = not output.requires_grad and len(notes) == 1
     expect(once, "Under no_grad, run the function once, and make no graph.")
     kept = "Under no_grad you keep something, although there will be no backward."

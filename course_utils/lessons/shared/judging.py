@@ -1,7 +1,10 @@
-"""Learners' torch code, judged by running it: its result, its gradients, the bytes it keeps for backward."""
+"""Learners' torch code, judged by running it. Two harnesses serve most checks.
+
+`forward_backward` is for bytes kept for backward, `alive_during` for bytes alive during a training loop.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -10,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ...interactive.feedback import CheckFailed, NotSolved, expect
 from ...measuring.tracker import Tracker
+from ...units import round_up
 
 
 @contextmanager
@@ -67,12 +71,37 @@ def forward_backward(
     return Ran(output.detach(), gradients, kept, max(alive(tracker)))
 
 
-def held_after(work: Callable[[], Any], weights: Iterable[torch.Tensor] = ()) -> tuple[Any, int]:
-    """The result of `work()`, and the bytes on the CPU alive after it but not before; `weights` were."""
+class Alive(NamedTuple):
+    """The result of some work, and the bytes alive at moments of it that were not there before."""
+
+    result: Any
+    begins: list[int]  # as each forward pass of the model begins
+    end: int
+    peak: int
+
+
+def alive_during(
+    work: Callable[[], Any],
+    known: Iterable[torch.Tensor] = (),
+    model: torch.nn.Module | None = None,
+    block: int = 1,
+) -> Alive:
+    """Run `work()`, traced on the CPU, and count every storage that it makes, wherever it is held.
+
+    `known` are tensors that were there before. They count as nothing; others count as new as soon as `work`
+    makes a view of them or writes into them. Without a `model`, `begins` is empty. Sizes are rounded up to
+    multiples of `block`, which is 512 on a GPU.
+    """
+    begins: list[int] = []  # the number of events so far
     with Tracker("cpu") as tracker:
-        tracker.bind("parameters", list(weights))
-        made = work()
-        return made, alive(tracker)[-1]
+        tracker.bind("parameters", known)
+        hook = nullcontext()
+        if model is not None:
+            hook = model.register_forward_pre_hook(lambda *_: begins.append(len(tracker.events)))
+        with hook:
+            result = work()
+        sizes = alive(tracker, block)
+    return Alive(result, [sizes[event] for event in begins], sizes[-1], max(sizes))
 
 
 @contextmanager
@@ -100,13 +129,12 @@ def counted(
     return ran, counter.get_total_flops()
 
 
-def alive(tracker: Tracker) -> list[int]:
-    """The bytes of all tensors but parameters after each event, to the byte: not in a GPU's blocks of 512."""
-    changes = [
-        storage.exact if size > 0 else -storage.exact
-        for size, storage in tracker.events
-        if storage.kind != "parameters"
-    ]
+def alive(tracker: Tracker, block: int = 1) -> list[int]:
+    """The bytes of all tensors but parameters before and after each event, in multiples of `block`."""
+    changes = []
+    for size, storage in tracker.events:
+        taken = 0 if storage.kind == "parameters" else round_up(storage.exact, block)
+        changes.append(taken if size > 0 else -taken)
     return list(accumulate(changes, initial=0))
 
 
