@@ -34,7 +34,7 @@ SOURCES = Path(__file__).with_suffix("")
 TORCH = "2.11.0"
 """Its default wheel for Linux is a CUDA build, and it is the oldest torch of the course."""
 
-RECORDED = ("context", "workspaces", "scratch", "times", "kernels", "history", "run", "published")
+RECORDED = ("context", "workspaces", "scratch", "script", "times", "kernels", "history", "run", "published")
 """Kinds of the recorder's tasks. Notebooks, which it knows too, are checks of their own here."""
 
 CANNOT = {

@@ -564,7 +564,7 @@ show(fig, "Adafactor next to nothing, 8-bit Adam 2, Lion and momentum 4, Muon 5.
 # %% [markdown]
 # ## The script: one word
 # Now your copy of the growing script. The lesson's change is one word, `fused=True`. Predict: by how much does it lower
-# the script's peak? Then make the change in [my_train.py](my_train.py), save, and run this cell.
+# the script's peak? Then make the change in `my_train.py`, save, and run this cell.
 
 # %%
 from course_utils.lessons.shared.growing_script import script

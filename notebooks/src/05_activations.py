@@ -787,7 +787,7 @@ for precision, kernel in recipes:  # change this
 # %% [markdown]
 # ## The script's next lines
 # The script of lesson 01 has been in autocast since [lesson 03](03_mixed_precision.ipynb). Now compute its loss in 8
-# chunks. **Predict** the peak. Then make the change in [my_train.py](my_train.py), save, and run the cell again.
+# chunks. **Predict** the peak. Then make the change in `my_train.py`, save, and run the cell again.
 
 # %%
 from course_utils.lessons.shared.growing_script import script

@@ -14,7 +14,7 @@ def test_slides_show_the_chosen_cells_and_keep_prose_for_the_speaker() -> None:
     from nbconvert import SlidesExporter
     from traitlets.config import Config
 
-    path = ROOT / "notebooks" / "03_mixed_precision.ipynb"
+    path = ROOT / "notebooks" / "01_where_did_the_memory_go.ipynb"
     options = Config(json.loads((ROOT / "docs" / "slides.json").read_text(encoding="utf-8")))
     page, _ = SlidesExporter(config=options).from_filename(str(path))
     noted = "".join(re.findall(r'<aside class="notes">.*?</aside>', page, re.DOTALL))
