@@ -98,8 +98,9 @@ KEPT_BY_MODULE = Answers(
     wrong=[
         (lambda m, x: added_up(pairs_kept(m, x), existing(m, x), once=False), "storages more than once"),
         (lambda m, x: added_up(pairs_kept(m, x), existing(m, x), views=True), "the bytes of a view"),
-        (lambda m, x: added_up(pairs_kept(m, x), [x, *m.buffers()]), "you count parameters, too"),
-        (all_to_the_model, "you give bytes to the outermost module"),
+        (lambda m, x: added_up(pairs_kept(m, x), [x, *m.buffers()]), "You count x or parameters, too"),
+        (lambda m, x: added_up(pairs_kept(m, x), [x, *m.parameters()]), "You count a buffer"),
+        (all_to_the_model, "The outermost module keeps nothing itself"),
     ],
 )
 
@@ -184,6 +185,21 @@ class IgnoresItsGradient(InPieces):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         return ctx.saved_tensors[0], None
+
+
+class CountsWithAMask(InPieces):
+    """Right, but a simulated GPU does not know how many entries a mask selects."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Any, targets: Any) -> Any:
+        return InPieces.forward(ctx, logits, targets) * (targets[targets != -100].numel() > 0)
+
+
+def test_a_loss_that_no_simulated_gpu_can_run_is_traced_on_the_cpu(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lesson_05.lean_loss(CountsWithAMask)
+    assert "Traced on the CPU" in capsys.readouterr().out
 
 
 def by_checkpoint(logits: Any, targets: Any) -> Any:

@@ -1,20 +1,17 @@
 """Checks of lesson 05, "What does each operation keep?": each names the misconception."""
 
-import tomllib
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from numbers import Real
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ... import SimulationUnavailable, StepError
-from ...interactive.feedback import call, entries, exercise, expect, of_kind
+from ...interactive.feedback import Mistakes, call, entries, exercise, expect, fail, of_kind, recognized
 from ...interactive.saved_tensors import saved_by
 from ...watching.on_gpu import on_new_gpu
 from ..shared.judging import counted, forward_backward, same, seeded
@@ -30,26 +27,34 @@ EXPRESSIONS: dict[str, Callable[..., torch.Tensor]] = {
     "exp(x) + sin(x)": lambda x, y: torch.exp(x) + torch.sin(x),
     "sigmoid(x) / 3 + y": lambda x, y: torch.sigmoid(x) / 3 + y,
 }
-HINTS = tomllib.loads(Path(__file__).with_name("expressions.toml").read_text(encoding="utf-8"))
+# how many tensors of n numbers a mistaken answer counts, and what is said of it
+MISCOUNTED = (
+    ("tanh(x + y)", 3, "an addition needs neither of its terms. What does tanh need?"),
+    ("relu(x) ** 2", 2, "ReLU keeps its output, the square its input. How many storages are these two?"),
+    ("x * sigmoid(x)", 3, "sigmoid keeps its output, which the product needs, too. It is stored once."),
+    ("x * sigmoid(x)", 1, "a product of two activations needs both factors."),
+    ("exp(x) + sin(x)", 1, "sin's derivative is cos(x), which its output does not determine."),
+    ("sigmoid(x) / 3 + y", 2, "a division by a number keeps nothing. Neither does an addition."),
+)
 
 
 @exercise("05.1", "Autograd keeps exactly what you said, for every expression.")
 def expressions(answer: Any) -> None:
     """`answer(n)` is a dictionary: bytes kept for each of EXPRESSIONS; x and y are n bf16 numbers."""
-    sizes = {n: entries(call(answer, n=n, returns=Mapping), tuple(EXPRESSIONS)) for n in (1024, 4096)}
-    expect(sizes[1024] != sizes[4096], "Your bytes are the same for every n. Do you use the argument?")
-    for n, got in sizes.items():
+    small, large = (entries(call(answer, n=n, returns=Mapping), tuple(EXPRESSIONS)) for n in (1024, 4096))
+    expect(small != large, "Your bytes are the same for every n. Do you use the argument?")
+    for n, got in {1024: small, 4096: large}.items():
         kept = {name: saved_by(work, (n,), (n,), dtype="bf16") for name, work in EXPRESSIONS.items()}
-        right = {name: sum(item.bytes for item in items) for name, items in kept.items()}
+        wanted = {name: sum(item.bytes for item in items) for name, items in kept.items()}
+        numbers = "Return bytes, not numbers. A bf16 number takes two."
+        expect(any(2 * got[name] != wanted[name] for name in wanted), numbers)
         twice = "All are twice too large. How many bytes has a bf16 number? (`saved_by` defaults to fp32.)"
-        expect(any(got[name] != 2 * right[name] for name in right), twice)
-        for name, wanted in right.items():
-            size = float(got[name])
-            hint = HINTS.get(name, {}).get(f"{size / (2 * n):g}")
-            expect(not hint, f"{name}: {hint}")
-            expect(size != wanted / 2, f"{name}: return bytes, not numbers. A bf16 number takes two.")
+        expect(any(got[name] != 2 * wanted[name] for name in wanted), twice)
+        for name, tensors, message in MISCOUNTED:
+            expect(got[name] != tensors * 2 * n, f"{name}: {message}")
+        for name in wanted:
             off = f"{name} is off. Go through its operations one by one, then count each storage once."
-            expect(size == wanted, off)
+            expect(got[name] == wanted[name], off)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -66,7 +71,7 @@ class Heads(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = self.qkv(x).chunk(3, -1)
-        return F.dropout((q * self.scale @ k.mT).softmax(-1), 0.5, self.training) @ v
+        return (q * self.scale @ k.mT).softmax(-1) @ v
 
 
 class Gated(nn.Module):
@@ -83,127 +88,70 @@ class Gated(nn.Module):
         return self.down(self.act(wide) * wide)
 
 
-def kept_cases() -> Mapping[str, nn.Module]:
-    """Modules to ask, by what a message calls them; the input of each is (2, 5, 8)."""
-    deep: OrderedDict[str, nn.Module] = OrderedDict()
-    deep["heads"] = Heads()
-    deep["mlp"] = nn.Sequential(Gated(), nn.Dropout(0.3))
-    twice = nn.Linear(8, 8)
-    relu = (nn.Linear(8, 32), nn.ReLU(inplace=True), nn.Linear(32, 8), nn.Dropout(0.5))
+def kept_cases() -> dict[str, tuple[nn.Module, dict[str, int]]]:
+    """Modules to ask, by what a message calls them, and the fp32 numbers per token that each name keeps."""
+    nested = nn.Sequential(OrderedDict[str, nn.Module](heads=Heads(), mlp=Gated()))
+    # of `heads`: qkv's output, scaled q, the scores of five tokens
+    kept = {"heads": 24 + 8 + 5, "mlp.up": 8, "mlp.act": 32, "mlp": 32, "mlp.down": 32}
+    layer = nn.Linear(8, 8)
     return {
-        "attention and an MLP, nested": nn.Sequential(deep),
-        "an MLP with ReLU": nn.Sequential(*relu),
-        "one layer used twice": nn.Sequential(twice, nn.Tanh(), twice),
-        "a module that keeps nothing": nn.Sequential(nn.Identity(), nn.Flatten()),
-        "a model that computes between its children": Gated(),
+        "attention and an MLP": (nested, kept),
+        "one layer used twice": (nn.Sequential(layer, nn.ReLU(inplace=True), layer), {"1": 8}),
+        "a model that computes between its children": (Gated(), {"act": 32, "": 32, "down": 32}),
     }
-
-
-def kept_ledger(
-    model: nn.Module,
-    x: torch.Tensor,
-    counts: Any = (),
-    each: bool = False,
-    views: bool = False,
-    place: Any = -1,
-) -> dict[str, int]:
-    """Bytes that forward keeps, by module. The options are mistakes.
-
-    `counts` names what existed before and is counted; `each` counts a storage at every use; `views` counts a
-    view's own bytes; `place` is the running module that bytes go to, of a list from the outermost to the
-    innermost, and None is all of them.
-    """
-    existing = {"x": [x], "parameters": model.parameters(), "buffers": model.buffers()}
-    known = [tensor for kind, tensors in existing.items() if kind not in counts for tensor in tensors]
-    seen = {tensor.untyped_storage() for tensor in known}
-    kept = Counter[str]()
-    running = list[str]()
-    handles = list[Any]()
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage not in seen:
-            keepers = running if place is None else [running[max(place, -len(running))]]
-            for name in keepers:
-                kept[name] += tensor.nbytes if views else storage.nbytes()
-        if not each:
-            seen.add(storage)
-        return tensor.detach()  # an operation that keeps its own result would keep itself alive
-
-    def enter(name: str, *_: Any) -> None:
-        running.append(name)
-
-    def leave(*_: Any) -> None:  # must return None: a hook's result would replace the module's output
-        running.pop()
-
-    for name, module in model.named_modules():
-        handles.append(module.register_forward_pre_hook(partial(enter, name)))
-        handles.append(module.register_forward_hook(leave))
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        model(x)
-    for handle in handles:
-        handle.remove()
-    return dict(kept)
-
-
-KEPT_MISTAKES: Mapping[str, Mapping[str, Any]] = {
-    "you count some storages more than once: two operations may keep one storage.": {"each": True},
-    "you count the bytes of a view. It keeps its complete storage in memory.": {"views": True},
-    "you count each view, with its own bytes. Count the storage behind it, once.": {
-        "each": True,
-        "views": True,
-    },
-    "you count parameters, too. A transposed view still has the parameter's storage.": {
-        "counts": ["parameters"]
-    },
-    "you count x, too, which existed before.": {"counts": ["x"]},
-    "you count a buffer, too. It persists anyway, like a parameter.": {"counts": ["buffers"]},
-    "you count what existed before: x, parameters and buffers.": {"counts": ["x", "parameters", "buffers"]},
-    "you give bytes to the outermost module that runs. Where in the list is the innermost?": {"place": 0},
-    "you give bytes to the module around the one that runs.": {"place": -2},
-    "you give a module what its submodules keep, too. Each storage belongs to one name.": {"place": None},
-}
 
 
 @exercise("05.2", "Every storage counts once, under the name of the module that kept it.")
 def kept_by_module(answer: Any) -> None:
     """`answer(model, x)` is a dictionary from names of modules to the bytes that their forward keeps."""
-    for what, model in kept_cases().items():
-        with seeded():
-            x = torch.randn(2, 5, 8, requires_grad=True)
-            wanted = kept_ledger(model, x)
-            found = call(answer, model, x, returns=Mapping)
-            sizes = {name: of_kind(found[name], int, f"With {what}, {name!r} is") for name in found}
-            got = {name: size for name, size in sizes.items() if size}
-            for message, mistake in KEPT_MISTAKES.items():
-                expect(got == wanted or got != kept_ledger(model, x, **mistake), f"With {what}, {message}")
-        strangers = sorted(map(repr, {*got} - {*dict(model.named_modules())}))
-        expect(not strangers, f"With {what}: {', '.join(strangers)} is not a name of `named_modules()`.")
-        off = next((name for name, _ in model.named_modules() if got.get(name, 0) != wanted.get(name, 0)), "")
-        if got.get(off, 0) > wanted.get(off, 0):
-            way = "too much. Does a storage count twice, or one from before?"
-        elif off in got:
-            way = "too little. Do you add up?"
-        else:
-            way = "nothing."
-        only_names = got != wanted and sum(got.values()) == sum(wanted.values())
-        expect(
-            not only_names,
-            f"With {what}, the sum is right, names are not. "
-            "Which module's forward runs when a storage is kept for the first time?",
-        )
-        wrong = f"With {what}, {off!r} has {way} What is saved first while its own forward runs?"
-        expect(got == wanted, wrong)
+    for what, (model, wanted) in kept_cases().items():
+        found = call(answer, model, torch.randn(2, 5, 8, requires_grad=True), returns=Mapping)
+        names = [name for name, _ in model.named_modules()]
+        for name in found:
+            expect(name in names, f"With {what}, {name!r} is not a name of `named_modules()`.")
+        sizes = {name: of_kind(size, int, f"With {what}, {name!r} is") for name, size in found.items()}
+        got = {name: sizes.get(name, 0) / (4 * 2 * 5) for name in names}
+        if "heads" in names:
+            _expect_no_mistake(got)
+        off = [name for name in names if got[name] != wanted.get(name, 0)]
+        names_only = "the sum is right, names are not. Which module runs when a storage is first kept?"
+        expect(not off or sum(got.values()) != sum(wanted.values()), f"With {what}, {names_only}")
+        for name in off:
+            much = "too much. Does a storage count twice, or one from before?"
+            expect(got[name] < wanted.get(name, 0), f"With {what}, {name!r} has {much}")
+            fail(f"With {what}, {name!r} has too little. What is saved first while its own forward runs?")
+
+
+def _expect_no_mistake(got: Mapping[str, float]) -> None:
+    """Raise CheckFailed for a known mistake in numbers per token of the model with attention and an MLP."""
+    existing = "You count x or parameters, too. A transposed view still has the parameter's storage."
+    expect(not got["heads.qkv"], existing)
+    nothing = "The outermost module keeps nothing itself. Give a storage to the innermost one that runs."
+    expect(not got[""], nothing)
+    twice = "You count some storages more than once: two operations may keep one storage."
+    expect((got["mlp.act"], got["mlp"]) != (32, 32 + 32), twice)
+    view = "You count the bytes of a view. It keeps its complete storage in memory."
+    expect(got["heads"] != 8 + 8 + 5, view)
+    buffer = "You count a buffer. It persists anyway, like a parameter."
+    expect(got["heads"] != 24 + 8 + 5 + 8 / (2 * 5), buffer)
 
 
 # --------------------------------------------------------------------------------------------------
 # 05.3: lean
 
-# tokens, h, ffn, training, eps
-LEAN_CASES = ((200, 16, 256, False, 1e-2), (200, 16, 256, True, 1e-5), (1, 8, 200, True, 1e-5))
-# bytes on top: per token, a norm's statistics; once, a state of the CPU's random numbers
-AROUND = 4 * 8
-STATE = 5056
+# in training or not, and what is asked if the output or a gradient is off
+LEAN_CASES = {
+    "With `block.eval()`": (
+        False,
+        "Is the norm complete (weight, bias, eps)? Is it SiLU, is x added, nothing dropped?",
+        "Does x reach the output by both paths?",
+    ),
+    "In training": (
+        True,
+        "Does it drop what the block drops, at its rate, only in training?",
+        "Does the second forward drop the same?",
+    ),
+}
 
 
 class Wasteful(nn.Module):
@@ -234,55 +182,39 @@ class Wasteful(nn.Module):
 )
 def lean(answer: Any) -> None:
     """`answer(block, x)` is what `block(x)` is, and keeps 2·h + 3·ffn numbers per token."""
-    for tokens, h, ffn, training, eps in LEAN_CASES:
-        with seeded(h):
+    tokens, h, ffn = 200, 16, 256
+    # fp32 numbers, a norm's statistics per token, and one state of the CPU's random numbers
+    allowed = tokens * (4 * (2 * h + 3 * ffn) + 4 * 8) + 5056
+    for what, (training, which, why) in LEAN_CASES.items():
+        with seeded():
             block = Wasteful(h, ffn, 0.3).train(training)
             x = torch.randn(tokens, h) + 1
-            block.norm.eps = eps
+            block.norm.eps = 1e-2
             nn.init.normal_(block.norm.weight)
             nn.init.normal_(block.norm.bias)
         wanted, least = counted(block, [x], block.parameters())
-        log = block.log
+        logged = block.log[0].item()
         block.log = [0.5]
-        run = partial(call, answer, block, returns=torch.Tensor)
-        got, work = counted(run, [x], block.parameters())
-        mine = list(block.log)
-        if training:
-            mode = "In training"
-            which = "Does it drop what the block drops, at its rate, only in training?"
-            why = "Does the second forward drop the same?"
-        else:
-            mode = "With `block.eval()`"
-            which = "Is the norm complete (weight, bias, eps)? Is it SiLU, is x added, nothing dropped?"
-            why = "Does x reach the output by both paths?"
-        close = same([got.output], [wanted.output], 1e-4)
-        expect(close, f"{mode}, the output differs. {which}")
-        slopes = same(got.gradients, wanted.gradients, 1e-3)
-        expect(
-            slopes,
-            f"{mode}, the output is right, but a gradient is not. {why} Do you keep everything in fp32?",
-        )
-        _expect_one_logged(mine, log[0].item())
+        got, work = counted(partial(call, answer, block, returns=torch.Tensor), [x], block.parameters())
+        expect(same([got.output], [wanted.output], 1e-4), f"{what}, the output differs. {which}")
+        off = f"{what}, the output is right, but a gradient is not. {why} Do you keep everything in fp32?"
+        expect(same(got.gradients, wanted.gradients, 1e-3), off)
+        _expect_one_logged(block.log, logged)
         expect(work <= least, "A matrix product runs a second time. Run only cheap operations again.")
-        # fp32 numbers per token beyond x, the norm's output, gate, up and down's input
-        over = (got.kept - STATE - tokens * (4 * (2 * h + 3 * ffn) + AROUND)) / tokens / 4
         wide = "You keep one wide tensor too many. What can you compute again from gate and up?"
-        expect(over < ffn / 2, wide)
+        expect(got.kept < allowed + 4 * tokens * ffn / 2, wide)
         besides = "You keep too much besides the wide tensors. The norm's tensors, or copies of weights?"
-        expect(over <= 0, besides)
+        expect(got.kept <= allowed, besides)
 
 
 def _expect_one_logged(log: list[Any], wanted: float) -> None:
     """Raise CheckFailed unless a step has appended `wanted` alone to a log that had one entry of 0.5."""
     expect(log[:1] == [0.5], "The old entries of `block.log` are gone. Append to it.")
     expect(len(log) == 2, f"A step must log one number. Yours logs {len(log) - 1}.")
-    entry = log[1]
-    if isinstance(entry, torch.Tensor):
-        expect(entry.numel() == 1, f"Your log has a tensor of {entry.numel():,} numbers. Log one number.")
-        graph = "Your log holds a graph, and everything that the graph keeps. A number is enough."
-        expect(not entry.requires_grad, graph)
-    logged = of_kind(entry, Real, "Your log's entry is")
-    expect(abs(logged - wanted) < 1e-4, "You log another number than the block does.")
+    graph = "Your log holds a graph, and everything that the graph keeps. A number is enough."
+    expect(not getattr(log[1], "requires_grad", False), graph)
+    number = of_kind(log[1], Real, "Your log's entry is")
+    expect(abs(number - wanted) < 1e-4, "You log another number than the block does.")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -306,33 +238,25 @@ def peaks(loss: Callable[..., torch.Tensor]) -> tuple[float, float]:
 
 
 def _loss_case(
-    tokens: int, without: Any = (), factor: float = 4, more: float = 0, vocabulary: int = 9
-) -> list[Any]:
+    tokens: int, ignored: Sequence[int] = (), factor: float = 4, vocabulary: int = 9
+) -> list[torch.Tensor]:
     with seeded(tokens):
         targets = torch.randint(vocabulary, (tokens,))
-        targets[list(without)] = -100
-        return [(factor * torch.randn(tokens, vocabulary) + more).bfloat16(), targets]
+        targets[list(ignored)] = -100
+        return [(factor * torch.randn(tokens, vocabulary)).bfloat16(), targets]
 
 
-def _slip(mine: Any, slope: Any) -> str:
-    if torch.allclose(mine.double(), slope.double(), 0.01, 1e-6):
-        return ""
-    if same([mine], [slope], 0.03):
-        return (
-            "It is close, but computed in 16 bits. Compute it from an fp32 copy; only the result is 16-bit."
-        )
-    if same([-mine], [slope], 4e-3):
-        return "Its sign is reversed. Do you multiply by the incoming gradient?"
-    if ((mine != 0).any(-1) != (slope != 0).any(-1)).any():
-        return "Rows with target -100 must have a gradient of 0."
-    if same([mine * (slope.float().norm() / mine.float().norm())], [slope], 4e-3):
-        return "It is off by one factor everywhere: the loss is a mean."
-    return (
-        "It is softmax, minus 1 at the target, "
-        "over the number of tokens that count, times the incoming gradient."
-    )
-
-
+LOSS_MISTAKES: Mistakes = {
+    "Your loss is a sum. Divide it by the number of tokens that count.": (
+        lambda logits, targets: F.cross_entropy(logits.float(), targets, reduction="sum")
+    ),
+    "Your mean is over all tokens. Average only tokens that count.": (
+        lambda logits, targets: plain_loss(logits, targets) * (targets >= 0).float().mean()
+    ),
+    "Is z still unchanged where you look up the target?": (
+        lambda logits, targets: plain_loss(logits, targets) + logits.amax(-1)[targets >= 0].float().mean()
+    ),
+}
 LOSS_HINTS = {
     "out of bounds": "A row has no entry -100. Look up another entry for that target, and do not count it."
 }
@@ -348,7 +272,6 @@ def lean_loss(answer: Any) -> None:
         "With 6 tokens": _loss_case(6),
         "With one token": _loss_case(1),
         "With targets that do not count (-100)": _loss_case(7, (0, 3, 4)),
-        "With logits around 30": _loss_case(8, (2,), 1.0, 30.0),
         "With large logits": _loss_case(5, (1,), 300.0),
     }
     for what, case in cases.items():
@@ -371,27 +294,31 @@ def _expect_loss_and_gradient(run: Any, what: str, case: Sequence[torch.Tensor])
 
     wanted = forward_backward(plain_loss, case)
     got = forward_backward(one_number, case)
-    more = float(got.output / wanted.output)
-    logits, targets = case
-    tops = logits.amax(-1)[targets >= 0].float().mean()
-    moved = same([got.output - tops], [wanted.output], 1e-2)
-    expect(not moved, f"{what}, the loss is wrong. Is z still unchanged where you look up the target?")
-    if more > 1.5:
-        why = " A sum, not a mean?"
-    elif 0 < more < 0.95:
-        why = " Average only tokens that count."
-    else:
-        why = ""
-    expect(same([got.output], [wanted.output], 1e-2), f"{what}, the loss is wrong.{why}")
+    close = partial(same, tolerance=1e-2)
+    recognized([got.output], [case], plain_loss, LOSS_MISTAKES, f"{what}, the loss is wrong.", close)
     exact = got.output.dtype == torch.float32 and same([got.output], [wanted.output], 1e-4)
     expect(exact, f"{what}, the loss is close, but computed in 16 bits. Compute with an fp32 copy.")
-    mine = got.gradients[0]
     missing = f"{what}, the logits get no gradient. backward must return it first, then None."
-    expect(mine is not None, missing)
-    slip = _slip(mine, wanted.gradients[0])
-    expect(not slip, f"{what}, the loss is right, but its gradient is not. {slip}")
+    expect(got.gradients[0] is not None, missing)
+    opening = f"{what}, the loss is right, but its gradient is not."
+    _expect_gradient(got.gradients[0], wanted.gradients[0], case[1] < 0, opening)
     overwrites = f"{what}, backward overwrites the logits. Others may still need them."
-    expect(torch.equal(handed[0], logits), overwrites)
+    expect(torch.equal(handed[0], case[0]), overwrites)
+
+
+def _expect_gradient(mine: Any, wanted: Any, ignored: torch.Tensor, opening: str) -> None:
+    """Raise CheckFailed unless two gradients are equal, up to 16 bits. Rows that are `ignored` are zero."""
+    mine, wanted = mine.double(), wanted.double()
+    close = partial(torch.allclose, wanted, rtol=0.01, atol=1e-6)
+    if close(mine):
+        return
+    expect(not mine[ignored].any(), f"{opening} Rows with target -100 must have a gradient of 0.")
+    expect(not close(-mine), f"{opening} Its sign is reversed. Do you multiply by the incoming gradient?")
+    scaled = mine * (wanted.norm() / mine.norm())
+    expect(not close(scaled), f"{opening} It is off by one factor everywhere: the loss is a mean.")
+    rounded = f"{opening} It is close, but computed in 16 bits. Compute it from an fp32 copy."
+    expect(not same([mine], [wanted], 0.03), rounded)
+    fail(f"{opening} It is softmax, minus 1 at the target, over the number of tokens that count.")
 
 
 def _expect_few_bytes(run: Any) -> None:
@@ -401,26 +328,12 @@ def _expect_few_bytes(run: Any) -> None:
     large = "What you keep is as large as the fp32 copy. What can you recompute from 16 bits?"
     expect(got.kept < 3.9 * number, large)
     expect(got.kept <= 2 * number + 48 * 64, "Besides 16 bits per logit, keep only a few numbers per token.")
-    wide = "at one moment two fp32 tensors of the logits' size exist."
     try:
         forward, backward = peaks(run)
     except (StepError, SimulationUnavailable) as error:
-        print(f"Traced on the CPU: {error}")
-        inside = _Inside()
-        with inside:
-            backward = forward_backward(run, _loss_case(64, (5,), vocabulary=4096)).peak / number
-        forward = 2 + 2 * inside.most / number
+        print(f"Traced on the CPU, where temporaries inside an operation do not count: {error}")
+        forward, backward = 0.0, got.peak / number
+    wide = "at one moment two fp32 tensors of the logits' size exist."
     expect(forward <= 8.5, f"You keep little, but in forward {wide} `logsumexp` makes one inside.")
     again = f"You keep little, but in backward {wide} Which operations can overwrite their input?"
     expect(backward <= 8.5, again)
-
-
-class _Inside(TorchDispatchMode):
-    """Notes the most bytes given to logsumexp: it takes as many inside, which no trace on the CPU sees."""
-
-    most = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.logsumexp.default:
-            self.most = max(self.most, args[0].nbytes)
-        return func(*args, **(kwargs or {}))
