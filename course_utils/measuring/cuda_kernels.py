@@ -39,21 +39,15 @@ def _not_by_token(args: Any) -> bool:
     return not args[0].transpose(1, 2).is_contiguous()
 
 
-def _not_as_output(args: Any) -> bool:
-    """True if it does not lie as attention's output does (`run_cudnn_SDP_bprop` in cudnn/MHA.cpp)."""
-    gradient, output = args[0], args[4]
-    return _steps(gradient) != _steps(output)
-
-
-def _steps(tensor: torch.Tensor) -> list[int]:
-    """The strides of all dimensions of more than one number."""
-    return [step for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+def _not_row_by_row(args: Any) -> bool:
+    """True if the numbers of a head do not follow one another (`run_cudnn_SDP_bprop` in cudnn/MHA.cpp)."""
+    return args[0].stride(-1) != 1
 
 
 LIES_OTHERWISE: dict[Any, Callable[[Any], bool]] = {
     **dict.fromkeys(CONTIGUOUS_GRADIENT, _not_contiguous),
     **dict.fromkeys((FLASH_BACKWARD, EFFICIENT_BACKWARD), _not_by_token),
-    CUDNN_BACKWARD: _not_as_output,
+    CUDNN_BACKWARD: _not_row_by_row,
 }
 """CUDA kernels that first copy the gradient, their first argument, if it lies otherwise; and when it does."""
 
