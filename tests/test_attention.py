@@ -301,6 +301,15 @@ def test_in_deterministic_mode_cudnn_is_left_out_unless_it_only_warns():
 
 
 @pytest.mark.usefixtures("gpu")
+def test_from_torch_2_13_on_the_efficient_kernel_takes_no_tensor_that_begins_in_between():
+    q = torch.empty(2 * 8 * 32 * 64 + 2, device="cuda")[2:].view(2, 8, 32, 64)
+    assert [chosen(Call(q, q, q), A100._replace(torch=release)) for release in ((2, 12), (2, 13))] == [
+        "efficient",
+        "math",
+    ]
+
+
+@pytest.mark.usefixtures("gpu")
 def test_from_torch_2_12_on_cudnn_takes_a_dropout_in_sixteenths_only():
     for release, dropout, kernel in [
         ((2, 11), 0.1, "cudnn"),

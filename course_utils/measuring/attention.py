@@ -266,6 +266,10 @@ def _no_efficient(call: Call, card: Card) -> Iterator[str]:
     sizes = q.size(-1), v.size(-1)
     if q.size(-1) != k.size(-1) or not all(size > 0 and size % multiple == 0 for size in sizes):
         yield f"head sizes have to be multiples of {multiple}"
+    odd_start = any(one.storage_offset() % multiple and one.numel() for one in (q, k, v))
+    # pytorch's pull request 184258
+    if card.torch >= (2, 13) and card.capability >= (8, 0) and odd_start:
+        yield f"tensors have to begin at multiples of {multiple} in their storages"
     yield from _no_fused(call, one_is_contiguous=False)
     if not _heads_fit(call, may_group=False):
         yield "batches or heads do not fit, or queries are grouped"
