@@ -18,27 +18,46 @@ aten = torch.ops.aten
 ON_THE_HOST = {aten._scaled_dot_product_efficient_attention.default: (2, 3)}
 """Results (random states) that are on the host on every GPU, though a simulated kernel says otherwise."""
 
-CONTIGUOUS_GRADIENT = frozenset(
-    {
-        aten.native_layer_norm_backward.default,
-        aten._fused_rms_norm_backward.default,
-        aten.native_group_norm_backward.default,
-        aten._log_softmax_backward_data.default,
-        aten.embedding_dense_backward.default,
-    }
+CONTIGUOUS_GRADIENT = (
+    aten.native_layer_norm_backward.default,
+    aten._fused_rms_norm_backward.default,
+    aten.native_group_norm_backward.default,
+    aten._log_softmax_backward_data.default,
+    aten.embedding_dense_backward.default,
 )
-"""CUDA kernels that first copy the gradient, their first argument, unless it is contiguous."""
-
 FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_backward.default
-PRODUCTS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default})
-FUSED_BACKWARDS = {FLASH_BACKWARD, aten._scaled_dot_product_efficient_attention_backward.default}
-NOT_EXPANDED = PRODUCTS | FUSED_BACKWARDS
+EFFICIENT_BACKWARD = aten._scaled_dot_product_efficient_attention_backward.default
+CUDNN_BACKWARD = aten._scaled_dot_product_cudnn_attention_backward.default
+
+
+def _not_contiguous(args: Any) -> bool:
+    return not args[0].is_contiguous()
+
+
+def _not_by_token(args: Any) -> bool:
+    """True if it does not lie by batch, token and head (transformers/cuda/attention_backward.cu)."""
+    return not args[0].transpose(1, 2).is_contiguous()
+
+
+def _not_row_by_row(args: Any) -> bool:
+    """True if the numbers of a head do not follow one another (`run_cudnn_SDP_bprop` in cudnn/MHA.cpp)."""
+    return args[0].stride(-1) != 1
+
+
+LIES_OTHERWISE: dict[Any, Callable[[Any], bool]] = {
+    **dict.fromkeys(CONTIGUOUS_GRADIENT, _not_contiguous),
+    **dict.fromkeys((FLASH_BACKWARD, EFFICIENT_BACKWARD), _not_by_token),
+    CUDNN_BACKWARD: _not_row_by_row,
+}
+"""CUDA kernels that first copy the gradient, their first argument, if it lies otherwise; and when it does."""
+
+NOT_EXPANDED = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default})
 """CUDA kernels that first copy what was expanded, as a sum's gradient is; dimensions may have any order."""
 
 BATCHED = frozenset({aten.bmm.default, aten.baddbmm.default})
 """Products that may take one matrix for a whole batch: cuBLAS takes a stride of 0 from one to the next."""
 
-WITH_CUBLAS = PRODUCTS | {aten.mv.default, aten.dot.default}
+WITH_CUBLAS = NOT_EXPANDED | {aten.mv.default, aten.dot.default}
 """Operators for which torch gives cuBLAS a workspace, the first time on each thread."""
 
 Scratch = list[tuple[tuple[int, ...], torch.dtype]]
@@ -81,7 +100,26 @@ def _group_norm_backward_scratch(
     return scratch
 
 
+def _safe_softmax_scratch(scores: torch.Tensor, dim: int, *_: Any) -> Scratch:
+    """Which scores are −inf, which rows are all of these, and a zero (`_safe_softmax` in attention.cpp)."""
+    rows = list(scores.shape)
+    rows[dim] = 1
+    return [(tuple(scores.shape), torch.bool), (tuple(rows), torch.bool), ((), scores.dtype)]
+
+
+def _efficient_scratch(q: torch.Tensor, k: Any, v: torch.Tensor, *_: Any) -> Scratch:
+    """For 16 bits and heads of more than 128 the output in fp32: it does not fit into registers.
+
+    `kNeedsOutputAccumulatorBuffer` in transformers/cuda/mem_eff_attention/kernel_forward.h.
+    """
+    if q.element_size() != 2 or max(q.size(-1), v.size(-1)) <= 128:
+        return []
+    return [((*q.shape[:-1], v.size(-1)), torch.float32)]
+
+
 SCRATCH: dict[Any, Callable[..., Scratch]] = {
+    aten._safe_softmax.default: _safe_softmax_scratch,
+    aten._scaled_dot_product_efficient_attention.default: _efficient_scratch,
     aten._softmax_backward_data.default: _softmax_scratch,
     aten.native_group_norm.default: _group_norm_scratch,
     aten.native_group_norm_backward.default: _group_norm_backward_scratch,
@@ -89,14 +127,14 @@ SCRATCH: dict[Any, Callable[..., Scratch]] = {
 }
 """What CUDA kernels take while they run, by their arguments; paths are in torch's aten/src/ATen/native."""
 
-SPECIAL = CONTIGUOUS_GRADIENT | NOT_EXPANDED | WITH_CUBLAS | ON_THE_HOST.keys() | SCRATCH.keys()
+SPECIAL = frozenset({*LIES_OTHERWISE, *NOT_EXPANDED, *WITH_CUBLAS, *ON_THE_HOST, *SCRATCH})
 """For most operators one look is enough."""
 
 
 def taken_before(func: Any, args: Any, workspaces: Workspaces | None) -> Taken:
     """Copies and scratch that an operator's kernel takes before it begins, and frees when it is done."""
     copied: list[torch.Tensor] = []
-    if func in CONTIGUOUS_GRADIENT and not args[0].is_contiguous():
+    if func in LIES_OTHERWISE and LIES_OTHERWISE[func](args):
         copied = [args[0]]
     elif func in NOT_EXPANDED:
         # prepare_batch_matrix_for_cublas in ATen/native/cuda/Blas.cpp

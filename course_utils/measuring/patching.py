@@ -131,6 +131,12 @@ SIMULATED = (
         "on fake tensors it takes plain mathematics, where a GPU has one kernel",
         "its choice of a kernel works for fake CUDA tensors",
     ),
+    Inside(
+        "torch._C:",
+        ("_get_sdp_priority_order", "_set_sdp_priority_order"),
+        "torch tries attention's kernels in an order that a program can set, and sets it for a card it sees",
+        "its choice of a kernel works for fake CUDA tensors",
+    ),
 )
 """What a simulated GPU needs in addition. `sharded` has what FSDP2 needs."""
 

@@ -8,7 +8,7 @@ things keep it from working without a GPU, and this file fixes each inside of to
 2. A CUDA build without a GPU has both, but backward asks the hooks for a device's context.
 3. The CPU build lacks three CUDA kernels whose operators it then takes apart; on a GPU each is one kernel.
 
-What the Python side of torch needs is in `patching.SIMULATED`. Which attention kernel runs is chosen here.
+What the Python side of torch needs is in `patching.SIMULATED`. `attention` chooses the attention kernel.
 
 To be removed when torch's no-op guard for CUDA (pytorch's pull request 163187) also serves builds without
 CUDA, and backward asks the hooks for no context.
@@ -20,7 +20,7 @@ import gc
 import importlib
 import sys
 from collections.abc import Iterator
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -32,6 +32,7 @@ from torch.utils import _python_dispatch
 
 from ..errors import SimulationUnavailable, StepError
 from ..gpus import Gpu
+from .attention import attending
 from .cuda_answers import CARD
 from .fake_mode import QuickFakeMode
 from .patching import FOLLOWED, ONE_AT_A_TIME, SIMULATED, check_layout, on_this_thread
@@ -222,10 +223,7 @@ def simulated_gpu(attention: str, mode: QuickFakeMode | None = None, card: Gpu =
         enter(on_this_thread(amp, "amp_definitely_not_available", lambda: False))
         enter(on_this_thread(torch.cuda, "is_bf16_supported", lambda *_, **__: True))
         enter(on_this_thread(torch.amp.GradScaler, "_maybe_opt_step", _always_step))
-        attend = partial(_attention, attention)
-        if attention == "auto":
-            attend = partial(_attention_as_torch_chooses, capability=card.capability)
-        enter(on_this_thread(torch.nn.functional, "scaled_dot_product_attention", attend))
+        enter(attending(attention, card.capability))
         supported = [*torch_optimizer._foreach_supported_types, FakeTensor]
         enter(mock.patch.object(torch_optimizer, "_foreach_supported_types", supported))
         # A CUDA build asks cuDNN, and cuDNN the driver, how to run an LSTM; the CPU build runs it cell by
@@ -251,72 +249,3 @@ def cycles_left_alone() -> Iterator[None]:
 
 def _always_step(_: Any, optimizer: Any, __: Any, *args: Any, **kwargs: Any) -> Any:
     return optimizer.step(*args, **kwargs)
-
-
-def _attention(
-    kernel: str,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    attn_mask: Any = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> torch.Tensor:
-    """`scaled_dot_product_attention` by one kernel: on fake tensors torch would take plain mathematics.
-
-    Patched as a function, not by a TorchFunctionMode, which is off during backward: recomputation would
-    differ.
-    """
-    if torch.is_autocast_enabled("cuda"):  # the whole is on autocast's 16-bit list, its parts are not
-        q, k, v = (tensor.to(torch.get_autocast_dtype("cuda")) for tensor in (q, k, v))
-    aten = torch.ops.aten
-    needs_gradient = torch.is_grad_enabled() and q.requires_grad
-    if kernel == "flash":
-        return aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, False, scale=scale)[0]
-    masked = (q, k, v, attn_mask, needs_gradient, dropout_p, is_causal)
-    if kernel == "cudnn":
-        return aten._scaled_dot_product_cudnn_attention(*masked, False, scale=scale)[0]
-    if enable_gqa:
-        raise ValueError("the efficient kernel takes no grouped queries: repeat keys and values first")
-    return aten._scaled_dot_product_efficient_attention(*masked, scale=scale)[0]
-
-
-def _attention_as_torch_chooses(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    attn_mask: Any = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    *,
-    capability: tuple[int, int] = CARD.capability,
-) -> torch.Tensor:
-    """The flash kernel where it can run (16 bits, no mask, heads of up to 256), else the efficient one.
-
-    Below compute capability 8.0 torch has no flash kernel, and in bf16 no efficient one: it computes step by
-    step (`check_flash_attention_hardware_support` and `can_use_mem_efficient_attention` in
-    aten/src/ATen/native/transformers/cuda/sdp_utils.cpp).
-    """
-    autocast = torch.is_autocast_enabled("cuda")
-    dtype = torch.get_autocast_dtype("cuda") if autocast else q.dtype
-    sixteen_bits = dtype in (torch.float16, torch.bfloat16)
-    flash = sixteen_bits and attn_mask is None and q.size(-1) <= 256 and capability >= (8, 0)
-    if dtype == torch.bfloat16 and capability < (8, 0):  # torch's own function, which chooses this for fakes
-        choices = (attn_mask, dropout_p, is_causal)
-        return torch._C._nn.scaled_dot_product_attention(
-            q, k, v, *choices, scale=scale, enable_gqa=enable_gqa
-        )
-    # the kernel adds it, so it becomes 0 and -inf
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        attn_mask = torch.zeros_like(attn_mask, dtype=dtype).masked_fill_(
-            attn_mask.logical_not(), float("-inf")
-        )
-    if enable_gqa and not flash:
-        k, v = (tensor.repeat_interleave(q.size(-3) // tensor.size(-3), -3) for tensor in (k, v))
-        enable_gqa = False
-    kernel = "flash" if flash else "efficient"
-    return _attention(kernel, q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa)
