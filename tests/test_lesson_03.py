@@ -13,6 +13,7 @@ from matplotlib.text import Text
 from torch.nn.utils import clip_grad_norm_
 
 from course_utils import on_gpu
+from course_utils.lessons.precision import checks
 from course_utils.lessons.precision.figures import bits_figure, histogram_figure
 from course_utils.lessons.precision.number_formats import FORMATS, decode, encode, rounded
 from course_utils.lessons.shared.growing_script import stages
@@ -32,7 +33,8 @@ LIMITS = Answers(
     right=limits,
     wrong=[
         (lambda e, m: (2.0**-10, 65504.0, 2.0**-14), "Your epsilon is off for e = 8, m = 7"),
-        (lambda e, m: (2.0**-m, (2 - 2.0**-m) * 2.0**127, 2.0**-126), "Your bias is 127"),
+        (lambda e, m: (2.0**-m, (2 - 2.0**-m) * 2.0**127, 2.0**-126), "Is the bias right?"),
+        (lambda e, m: (2.0**-m, 2.0**2 ** (e - 1), 2.0 ** (2 - 2 ** (e - 1))), "*beyond* the largest"),
         (lambda e, m: [*limits(e, m)[:2], limits(e, m)[2] / 2], "E = 0, which is for subnormal"),
     ],
 )
@@ -57,11 +59,14 @@ def up_by_a_coin(values: torch.Tensor, step: float, u: torch.Tensor) -> torch.Te
 ROUND_AT_RANDOM = Answers(
     right=lambda values, step, u: torch.from_numpy(numpy.ceil(values.numpy() / step - u.numpy()) * step),
     wrong=[
-        (lambda values, step, u: torch.round(values / step) * step, "All results above zero are the same"),
-        (as_whole_steps, "Your results count steps"),
+        (lambda values, step, u: torch.round(values / step) * step, "so nothing is stochastic"),
+        (as_whole_steps, "not the multiples of `step` next to a value"),
         (truncated, "Truncation goes up there"),
         (up_by_a_coin, "like a fair coin"),
-        (lambda values, step, u: as_whole_steps(values, step, torch.rand_like(u)) * step, "all the random"),
+        (
+            lambda values, step, u: as_whole_steps(values, step, torch.rand_like(u)) * step,
+            "all randomness must come from u",
+        ),
     ],
 )
 
@@ -77,6 +82,20 @@ def halves_of_bytes(weights: Any, rests: Any, update: Any) -> None:
         update(pairs.view(torch.float32).squeeze(-1), weight.grad)
         rest.copy_(pairs[..., 0])
         weight.copy_(pairs[..., 1].view(torch.bfloat16))
+
+
+@torch.no_grad()
+def rounded_with_negative_rests(weights: Any, rests: Any, update: Any) -> None:
+    for weight, rest in zip(weights, rests, strict=True):
+        upper = weight.view(torch.int16)
+        bits = (upper.int() << 16) + rest.int()
+        update(bits.view(torch.float32), weight.grad)
+        upper.copy_((bits + 0x8000) >> 16)
+        rest.copy_(bits)
+
+
+def test_weights_may_be_rounded_if_rests_may_be_negative() -> None:
+    checks.exact_step(rounded_with_negative_rests)
 
 
 def joined(weight: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
@@ -108,6 +127,14 @@ def without_rests(weights: Any, rests: Any, update: Any) -> None:
         weight.copy_(master)
 
 
+def new_rests(weights: Any, rests: Any, update: Any) -> None:
+    for place, weight in enumerate(weights):
+        bits = joined(weight, rests[place])
+        update(bits.view(torch.float32), weight.grad)
+        weight.detach().view(torch.int16).copy_(bits >> 16)
+        rests[place] = bits.to(torch.int16)
+
+
 def all_together(weights: Any, rests: Any, update: Any) -> None:
     masters = [joined(weight, rest) for weight, rest in zip(weights, rests, strict=True)]
     for weight, rest, bits in zip(weights, rests, masters, strict=True):
@@ -122,6 +149,7 @@ EXACT_STEP = Answers(
         (with_the_rests_sign, "Where a rest is negative, the upper half is wrong"),
         (rounded_weights, "Some weights were rounded up, but not their rests"),
         (without_rests, "All rests are still 0 after a step"),
+        (new_rests, "A weight or a rest is a new tensor"),
         (all_together, "Several masters exist at once"),
     ],
 )
@@ -156,7 +184,7 @@ def step_without(left_out: str) -> Any:
             gradient = weight.grad if left_out == "upcast" else weight.grad.float()
             master.grad = (gradient / scale).float()
             weight.grad = None
-        norm = clip_grad_norm_(masters, 1.0)
+        norm = clip_grad_norm_(masters, math.inf if left_out == "clip" else 1.0)
         taken = left_out == "look" or bool(norm.isfinite())
         if taken:
             optimizer.step()
@@ -174,8 +202,9 @@ GOOD_STEP = Answers(
     right=clips_scaled,
     wrong=[
         (step_without("upcast"), "Tiny gradients get lost"),
-        (step_without("look"), "A step with infinite gradients changes the masters"),
-        (step_without("copy"), "the fp16 weights do not. The next forward"),
+        (step_without("clip"), "Large gradients are not clipped"),
+        (step_without("look"), "The optimizer steps with infinite gradients"),
+        (step_without("copy"), "The fp16 weights do not get the masters' numbers"),
         (step_without("clear"), "Gradients are left behind"),
     ],
 )

@@ -66,7 +66,7 @@ COUNT = Answers(
     wrong=[
         (by_name, "with one gradient"),
         (as_if_trained, "Frozen parameters get no gradient"),
-        (as_it_is_saved, "A state dict lists names"),
+        (as_it_is_saved, "A state dict leaves out some"),
     ],
 )
 
@@ -121,12 +121,19 @@ class Hurried(Block):
         return x + self.attended(self.norm1(x)) + self.mlp(self.norm2(x))
 
 
+class GateAfterUp(Block):
+    def mlp(self, x: torch.Tensor) -> torch.Tensor:
+        up, gate = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up)
+
+
 BLOCK = Answers(
     right=Block,
     wrong=[
         (type("Seeing", (Block,), {"causal": False}), "A token sees the tokens after it"),
         (InTurns, "Yours take turns"),
         (Hurried, "from before attention"),
+        (GateAfterUp, "The half with the MLP is off"),
     ],
 )
 
