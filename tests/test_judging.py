@@ -54,6 +54,15 @@ def test_a_loop_is_seen_as_each_forward_begins_at_its_end_and_at_its_peak() -> N
     assert not LINEAR._forward_pre_hooks
 
 
+def test_a_known_tensor_counts_as_nothing_in_new_memory_too() -> None:
+    weight = nn.Parameter(torch.zeros(8, 16))
+
+    def move() -> None:
+        weight.data = weight.data + 1
+
+    assert alive_during(move, [weight]).end == 0
+
+
 def test_gradients_are_those_of_inputs_then_weights_and_do_not_add_up() -> None:
     start = torch.linspace(-1, 2, 32).reshape(8, 4)
     for _ in range(2):

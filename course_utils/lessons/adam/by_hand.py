@@ -1,8 +1,8 @@
-"""Lesson 02: a narrow valley, PyTorch's optimizers that walk down it, and what an optimizer keeps."""
+"""Lesson 02: a narrow valley, PyTorch's optimizers that walk down it."""
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -81,20 +81,3 @@ def steps_needed(path: Sequence[Point]) -> int | None:
     if not outside or outside[-1] + 1 == len(path):
         return None
     return outside[-1] + 1
-
-
-def kept_bytes(optimizer: Any) -> int:
-    """Return all bytes that an optimizer, PyTorch's or your own, keeps besides parameters and gradients."""
-    return sum(tensor.untyped_storage().nbytes() for tensor in kept_tensors(optimizer))
-
-
-def kept_tensors(optimizer: Any) -> list[torch.Tensor]:
-    """Return the tensors that an optimizer keeps apart from parameters and gradients, one per storage."""
-    # here, because it needs all of torch, of which the website's walks have a part
-    from ...measuring.copy_to_device import tensors_in
-
-    found = list(tensors_in(vars(optimizer), set()))
-    gradients = [tensor.grad for tensor in found if tensor.is_leaf and tensor.grad is not None]
-    theirs = {gradient.untyped_storage().data_ptr() for gradient in gradients}
-    kept = {t.untyped_storage().data_ptr(): t for t in found if not isinstance(t, torch.nn.Parameter)}
-    return [tensor for place, tensor in kept.items() if place not in theirs]

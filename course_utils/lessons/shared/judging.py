@@ -88,11 +88,12 @@ def alive_during(
 ) -> Alive:
     """Run `work()`, traced on the CPU, and count every storage that it makes, wherever it is held.
 
-    `known` are tensors that were there before. They count as nothing; others count as new as soon as `work`
-    makes a view of them or writes into them. Without a `model`, `begins` is empty. Sizes are rounded up to
-    multiples of `block`, which is 512 on a GPU.
+    `known` are tensors that were there before. They count as nothing, also in new memory that `work` gives
+    them; others count as new as soon as `work` makes a view of them or writes into them. Without a `model`,
+    `begins` is empty. Sizes are rounded up to multiples of `block`, which is 512 on a GPU.
     """
     begins: list[int] = []  # the number of events so far
+    known = list(known)
     with Tracker("cpu") as tracker:
         tracker.bind("parameters", known)
         hook = nullcontext()
@@ -100,6 +101,7 @@ def alive_during(
             hook = model.register_forward_pre_hook(lambda *_: begins.append(len(tracker.events)))
         with hook:
             result = work()
+        tracker.bind("parameters", known)  # again: `.data = …` gives a tensor new memory
         sizes = alive(tracker, block)
     return Alive(result, [sizes[event] for event in begins], sizes[-1], max(sizes))
 
