@@ -55,7 +55,7 @@ class Call(NamedTuple):
 
 
 class Card(NamedTuple):
-    """What torch's rule depends on besides the call: compute capability, releases of torch and cuDNN."""
+    """A card as torch's rule sees it: its compute capability, and the releases of torch and cuDNN."""
 
     capability: tuple[int, int]
     torch: tuple[int, int]
@@ -221,7 +221,7 @@ def _no_math(_: Call, __: Card) -> Iterator[str]:
 
 
 def _no_flash(call: Call, card: Card) -> Iterator[str]:
-    """Why flash cannot run, the first reason first (`can_use_flash_attention`)."""
+    """The reasons why flash cannot run, in torch's order (`can_use_flash_attention`)."""
     q, k, v = call.q, call.k, call.v
     if not _flash_enabled():
         yield OFF
@@ -254,7 +254,7 @@ def _flash_trains_there(call: Call) -> bool:
 
 
 def _no_efficient(call: Call, card: Card) -> Iterator[str]:
-    """Why the memory-efficient kernel cannot run (`can_use_mem_efficient_attention`)."""
+    """The reasons why the memory-efficient kernel cannot run (`can_use_mem_efficient_attention`)."""
     q, k, v = call.q, call.k, call.v
     if not _efficient_enabled():
         yield OFF
@@ -279,14 +279,14 @@ def _no_efficient(call: Call, card: Card) -> Iterator[str]:
 
 
 def _multiple_of_head_size(dtype: torch.dtype, card: Card) -> int:
-    """Of the efficient kernel: 16 bytes on tensor cores (`minimum_gemm_alignment` in sdp_utils.cpp)."""
+    """The efficient kernel's: 16 bytes on tensor cores (`minimum_gemm_alignment` in sdp_utils.cpp)."""
     bits = 16 if dtype in HALF else 32
     has_tensor_cores = card.capability >= (8, 0) or (card.capability >= (7, 0) and bits == 16)
     return 128 // bits if has_tensor_cores else 1
 
 
 def _no_cudnn(call: Call, card: Card) -> Iterator[str]:
-    """Why cuDNN cannot run (`can_use_cudnn_attention`)."""
+    """The reasons why cuDNN cannot run (`can_use_cudnn_attention`)."""
     q, k, v = call.q, call.k, call.v
     if card.cudnn < 90000 or (call.dropout > 0 and 91100 < card.cudnn < 91400):
         yield f"cuDNN {card.cudnn} has no such kernel"
@@ -337,7 +337,7 @@ def _mask_fits_cudnn(call: Call, mask: torch.Tensor) -> bool:
 
 
 def _no_fused(call: Call, one_is_contiguous: bool) -> Iterator[str]:
-    """What none of the fused kernels takes.
+    """The reasons that hold for each of the fused kernels.
 
     That is, no token at all, or a last dimension whose numbers do not follow one another.
     `one_is_contiguous` if that does not matter for heads of one number.

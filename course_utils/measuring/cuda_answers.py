@@ -231,7 +231,7 @@ def _supports_bf16(card: Gpu, including_emulation: bool = True) -> bool:
 
 
 def _properties(card: Gpu) -> SimpleNamespace:
-    """What `get_device_properties` returns, as far as it is known of this card."""
+    """The answer of `get_device_properties`, as far as it is known of this card."""
     major, minor = card.capability
     known = {"multi_processor_count": card.processors} if card.processors else {}
     return SimpleNamespace(

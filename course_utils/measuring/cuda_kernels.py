@@ -101,14 +101,17 @@ def _group_norm_backward_scratch(
 
 
 def _safe_softmax_scratch(scores: torch.Tensor, dim: int, *_: Any) -> Scratch:
-    """Which scores are −inf, which rows are all of these, and a zero (`_safe_softmax` in attention.cpp)."""
+    """Two masks, of scores that are −inf and of rows full of them, and a zero (attention.cpp).
+
+    The function there is `_safe_softmax`.
+    """
     rows = list(scores.shape)
     rows[dim] = 1
     return [(tuple(scores.shape), torch.bool), (tuple(rows), torch.bool), ((), scores.dtype)]
 
 
 def _efficient_scratch(q: torch.Tensor, k: Any, v: torch.Tensor, *_: Any) -> Scratch:
-    """For 16 bits and heads of more than 128 the output in fp32: it does not fit into registers.
+    """The output in fp32, for 16 bits and heads of more than 128: it does not fit into registers.
 
     `kNeedsOutputAccumulatorBuffer` in transformers/cuda/mem_eff_attention/kernel_forward.h.
     """

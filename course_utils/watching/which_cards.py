@@ -16,7 +16,7 @@ TOO_SMALL = "Too small"
 
 @dataclass(frozen=True)
 class Answer:
-    """Whether a script fits a card, by its allocated and reserved bytes there; both get 5 % in reserve.
+    """An answer to "does it fit?", from a script's allocated and reserved bytes, each with 5 % in reserve.
 
     What is allocated has to fit. Where what is reserved does not, the allocator has to return memory that it
     caches. It does so by itself before it raises an error, but holes between tensors may remain.
