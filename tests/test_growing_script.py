@@ -19,7 +19,9 @@ STAGES = {stage.lesson: stage for stage in stages()}
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    monkeypatch.setenv("COURSE_SCRIPT", str(tmp_path / OWN))
+    monkeypatch.setattr(growing_script, "HAS_FOLDER", False)
+    monkeypatch.setenv("COURSE_HOME", str(tmp_path))
+    monkeypatch.delenv("COURSE_SCRIPTS", raising=False)
     return tmp_path / OWN
 
 
@@ -54,6 +56,12 @@ def test_a_learners_copy_is_the_stage_before_and_stays_as_it_is(own):
     assert "yours" not in repr(shown)
     with pytest.raises(ValueError, match="04"):
         script(4)
+
+
+def test_lessons_that_are_tested_side_by_side_share_no_copy(tmp_path, monkeypatch):
+    monkeypatch.setenv("COURSE_SCRIPTS", str(tmp_path))
+    for lesson, before in ((1, "01"), (3, "02"), (5, "03")):
+        assert script(lesson).peak == STAGES[before].simulated
 
 
 def test_the_change_is_shown_with_signs_and_what_is_not_recorded_is_called_so():

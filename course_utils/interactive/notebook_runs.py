@@ -54,7 +54,7 @@ def kernel_environment(home: Path) -> dict[str, str]:
         "PYTHONPATH": python_path(),
         "PYTHONSTARTUP": "",  # a start-up file of one's own
         "COURSE_HOME": str(home / "course"),
-        "COURSE_SCRIPT": str(home / "my_train.py"),
+        "COURSE_SCRIPTS": str(home / "scripts"),
         "IPYTHONDIR": str(home / "ipython"),
     }
 

@@ -142,9 +142,14 @@ def script(lesson: int) -> Script:
 
 
 def _own_copy(stage: Stage) -> Path:
-    """The learner's copy, next to the lessons or where COURSE_SCRIPT says; a new one is that of `stage`."""
-    folder = ROOT / "notebooks" if HAS_FOLDER else course_home()
-    own = Path(os.environ.get("COURSE_SCRIPT") or folder / OWN)
+    """The learner's copy, next to the lessons; a new one has the text of `stage`.
+
+    With COURSE_SCRIPTS, a folder, it lies there, and each stage begins one of its own: lessons that are tested
+    side by side share none.
+    """
+    own = (ROOT / "notebooks" if HAS_FOLDER else course_home()) / OWN
+    if os.environ.get("COURSE_SCRIPTS"):
+        own = Path(os.environ["COURSE_SCRIPTS"]) / f"after_{stage.lesson}" / OWN
     with clear_problems():
         own.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError), own.open("x", encoding="utf-8") as file:  # never over what is there
