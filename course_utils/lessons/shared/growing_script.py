@@ -144,8 +144,8 @@ def script(lesson: int) -> Script:
 def _own_copy(stage: Stage) -> Path:
     """The learner's copy, next to the lessons; a new one has the text of `stage`.
 
-    With COURSE_SCRIPTS, a folder, it lies there, and each stage begins one of its own: lessons that are tested
-    side by side share none.
+    With COURSE_SCRIPTS, a folder, it lies there, and each stage begins one of its own, so that lessons that
+    are tested side by side share none.
     """
     own = (ROOT / "notebooks" if HAS_FOLDER else course_home()) / OWN
     if os.environ.get("COURSE_SCRIPTS"):
