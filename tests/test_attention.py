@@ -137,27 +137,33 @@ def test_the_choice_and_what_is_kept_are_those_that_an_h200_counted(case, all_fo
 
 
 CUDNN_PLAN = 512
-"""Bytes that cuDNN asks torch for while its forward runs: its library's own, which no source shows."""
-UNUSED_LOGSUMEXP = 2 * 8 * 512 * 4
-"""Bytes of the logsumexp that a simulated cuDNN forward makes without gradients, too; a GPU makes none."""
+"""Bytes that cuDNN's plans ask torch for: the library's own, which no source shows, and up to 512 here."""
 
 
-def forward_beyond_operators(case: dict[str, Any]) -> int:
-    """Bytes by which a GPU's forward peak is above the simulated one, for the two reasons above."""
-    if case["choice"] != "cudnn" or case["s"] == 1:
-        return 0
-    return CUDNN_PLAN - (0 if case["grad"] else UNUSED_LOGSUMEXP)
+def plan_of_forward(case: dict[str, Any]) -> int:
+    """Bytes of cuDNN's plan in forward; for a single query it asks for none."""
+    return CUDNN_PLAN if case["choice"] == "cudnn" and case["s"] > 1 else 0
+
+
+def plan_of_backward(case: dict[str, Any]) -> int:
+    """Bytes of cuDNN's plan in backward, where rounding the whole workspace to 512 does not hide them."""
+    hidden = case["s"] in (1, 513)
+    return CUDNN_PLAN if case["choice"] == "cudnn" and not hidden else 0
+
+
+NOT_SPLIT = {500: 360_448}
+"""Bytes by tokens that torch's allocator counted and nobody asked for: a block whose rest was below 1 MiB."""
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if "peak" in case], ids=named)
-def test_forwards_peak_is_what_an_h200_counted_but_for_what_is_named(case, all_found):
-    assert case["peak"] - all_found[named(case)].peak == forward_beyond_operators(case)
+def test_forwards_peak_is_what_an_h200_counted_but_for_cudnns_own_plan(case, all_found):
+    assert case["peak"] - all_found[named(case)].peak == plan_of_forward(case)
 
 
-def test_maths_backward_peak_is_what_an_h200_counted_with_cublas_workspace_the_first_time(all_found):
-    math = [case for case in CASES if case["choice"] == "math"]
-    assert [all_found[named(case)].backward_peak for case in math] == [82_052_096, 48_497_664]
-    assert [case["backward_peak"] for case in math] == [82_052_096, 48_497_664]
+@pytest.mark.parametrize("case", [case for case in CASES if "backward_peak" in case], ids=named)
+def test_backwards_peak_is_what_an_h200_counted_but_for_what_is_named(case, all_found):
+    found = all_found[named(case)].backward_peak
+    assert case["backward_peak"] - found == plan_of_backward(case) + NOT_SPLIT.get(case["s"], 0)
 
 
 # The rule on other cards, and what a program switches
@@ -345,8 +351,10 @@ def test_a_mask_is_not_copied_for_every_head_when_the_efficient_kernel_goes_back
     mask = torch.empty(32, 32, dtype=torch.bfloat16, device="cuda")
     out = F.scaled_dot_product_attention(*qkv(), attn_mask=mask).transpose(1, 2)
     seen = operators_of(lambda: out.sum().backward())
-    copies = [size for name, size in seen if name == "_scaled_dot_product_efficient_attention_backward"]
-    assert copies == [2 * 8 * 32 * 64 * 2] * 4  # the expanded gradient of the output, and three results
+    taken = [size for name, size in seen if name == "_scaled_dot_product_efficient_attention_backward"]
+    of_one_tensor, rows, workspace = 2 * 8 * 32 * 64 * 2, 4 * 2 * 8 * 32, 4 * 2 * 8 * (64 * 64 + 4)
+    # the expanded gradient of the output, three results, and the kernel's own
+    assert taken == [*[of_one_tensor] * 4, rows, round_up(workspace)]
 
 
 @pytest.mark.usefixtures("gpu")

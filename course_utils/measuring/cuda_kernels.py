@@ -27,6 +27,7 @@ CONTIGUOUS_GRADIENT = (
 )
 FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_backward.default
 EFFICIENT_BACKWARD = aten._scaled_dot_product_efficient_attention_backward.default
+CUDNN = aten._scaled_dot_product_cudnn_attention.default
 CUDNN_BACKWARD = aten._scaled_dot_product_cudnn_attention_backward.default
 
 
@@ -130,7 +131,7 @@ SCRATCH: dict[Any, Callable[..., Scratch]] = {
 }
 """What CUDA kernels take while they run, by their arguments; paths are in torch's aten/src/ATen/native."""
 
-SPECIAL = frozenset({*LIES_OTHERWISE, *NOT_EXPANDED, *WITH_CUBLAS, *ON_THE_HOST, *SCRATCH})
+SPECIAL = frozenset({*LIES_OTHERWISE, *NOT_EXPANDED, *WITH_CUBLAS, *ON_THE_HOST, CUDNN, *SCRATCH})
 """For most operators one look is enough."""
 
 
@@ -153,8 +154,15 @@ def taken_before(func: Any, args: Any, workspaces: Workspaces | None) -> Taken:
     return taken
 
 
-def flash_scratch(q: torch.Tensor, k: torch.Tensor) -> list[int]:
-    """Bytes of the tensors that the backward of flash attention needs for itself, in their order.
+Own = list[tuple[int, bool]]
+"""Bytes that a kernel takes after its results, in their order; True if it keeps them until it is done.
+
+Others it gives back when it has taken the next that it keeps.
+"""
+
+
+def flash_scratch(_: Any, q: torch.Tensor, k: torch.Tensor, *__: Any) -> Own:
+    """What the backward of flash attention needs for itself.
 
     For q (b, a, s, d): a number in fp32 for each row and the gradient of q in fp32, both with s in whole
     tiles of 128 and d in whole ones of 32, or of 64 beyond 128; where keys and values are shared by groups,
@@ -164,7 +172,77 @@ def flash_scratch(q: torch.Tensor, k: torch.Tensor) -> list[int]:
     b, a, s, d = q.shape
     rows = 4 * b * a * round_up(s, 128)
     expanded = [b * a * k.shape[2] * d * k.element_size()] * 2 if k.shape[1] != a else []
-    return [rows, rows * round_up(d, 32 if d <= 128 else 64), *expanded]
+    sizes = [rows, rows * round_up(d, 32 if d <= 128 else 64), *expanded]
+    return [(size, True) for size in sizes]
+
+
+def efficient_scratch(
+    _: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, __: Any, out: torch.Tensor, *___: Any
+) -> Own:
+    """What the backward of memory-efficient attention needs for itself, in blocks of i queries and j keys.
+
+    A number in fp32 for each row, which for fp32 comes from a product of the size of the output; then one
+    workspace, which has the gradient of q in fp32, and for 16 bits and heads of more than 128 those of k and
+    v (`_efficient_attention_backward` in torch's transformers/cuda/attention_backward.cu, `workspace_size` in
+    mem_eff_attention/kernel_backward.h, blocks by mem_eff_attention/kernels/generate_kernels.py for compute
+    capability 8.0 and 9.0; cards with less shared memory take smaller ones).
+    """
+    b, a, s, d = q.shape
+    keys, widest = k.size(2), max(d, v.size(3))
+    half = q.element_size() == 2
+    i = 64 if widest <= 64 else 128
+    j = 128 if half and 64 < widest <= 128 else 64
+    rows = 4 * b * a * s
+    per_head = _blocks(s, i) * _blocks(d, j) * (i * j + 4)  # with a lock and a counter for each block
+    if half and widest > 128:
+        splits = _splits_of_keys(b * a, keys, j)
+        per_head += splits * j * (round_up(d, i) + round_up(v.size(3), i))
+    workspace = 4 * b * a * round_up(per_head, 4)
+    if half:
+        return [(rows, True), (workspace, True)]
+    return [(4 * out.numel(), False), (rows, False), (rows, True), (workspace, True)]
+
+
+def _blocks(size: int, block: int) -> int:
+    return -(-size // block)
+
+
+def _splits_of_keys(heads: int, keys: int, block: int) -> int:
+    """Into how many parts the kernel splits the keys, with as many gradients of k and v to add up."""
+    only_one = torch.are_deterministic_algorithms_enabled()
+    if (only_one and not torch.is_deterministic_algorithms_warn_only_enabled()) or (
+        heads >= 256 and keys <= 2 * block
+    ):
+        return 1
+    return max(1, min(_blocks(keys, block), 200 // heads))
+
+
+def cudnn_scratch(_: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *__: Any) -> Own:
+    """The workspace of cuDNN's backward: the gradient of q and a number for each row, in fp32.
+
+    Where keys and values are shared by groups, their gradients for every head, too
+    (`CompositeSDPABackwardNode` in cudnn-frontend's scaled_dot_product_flash_attention.h). What cuDNN's plan
+    takes besides, up to 512 bytes in all recordings, no source shows.
+    """
+    b, a, s, d = q.shape
+    size = 4 * b * a * s * (d + 1)
+    size += sum(b * a * one.size(2) * one.size(3) * one.element_size() for one in (k, v) if one.size(1) != a)
+    return [(size, True)]
+
+
+OWN_SCRATCH: dict[Any, Callable[..., Own]] = {
+    FLASH_BACKWARD: flash_scratch,
+    EFFICIENT_BACKWARD: efficient_scratch,
+    CUDNN_BACKWARD: cudnn_scratch,
+}
+"""What the backwards of attention take after their results, by their arguments."""
+
+
+def not_on_the_gpu(func: Any, args: Any) -> tuple[int, ...]:
+    """Results that a simulated kernel makes, and a GPU's does not make there."""
+    if func is CUDNN and not args[4]:  # compute_logsumexp
+        return (1,)
+    return ON_THE_HOST.get(func, ())
 
 
 def _is_expanded(tensor: torch.Tensor, first: int) -> bool:

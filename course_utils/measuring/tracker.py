@@ -31,15 +31,7 @@ from ..measurement import Allocation, Mark, Measurement, Provenance, Timeline
 from ..pace import Work
 from ..units import round_up
 from .call_site import Place, calling_place, described
-from .cuda_kernels import (
-    FLASH_BACKWARD,
-    ON_THE_HOST,
-    SPECIAL,
-    WITH_CUBLAS,
-    Taken,
-    flash_scratch,
-    taken_before,
-)
+from .cuda_kernels import OWN_SCRATCH, SPECIAL, WITH_CUBLAS, Own, Taken, not_on_the_gpu, taken_before
 from .fake_mode import ASK_DEVICE, device_of
 from .patching import FOLLOWED, ONE_AT_A_TIME, check_layout, on_this_thread
 
@@ -158,8 +150,8 @@ class Tracker(TorchDispatchMode):
         if func is not aten.detach.default:
             self._notice_recomputation()
         self._notice_place()
-        # As a kernel does it: copies and scratch first, then its results, then flash's own scratch; in the
-        # end all but the results is free again.
+        # As a kernel does it: copies and scratch first, then its results, then what the backward of attention
+        # takes for itself; in the end all but the results is free again.
         special = func in SPECIAL
         taken = taken_before(func, args, self._workspaces) if special and self.device == "cuda" else []
         inside = self._note_scratch(func, taken) if taken and _device(args[0]) == "cuda" else []
@@ -170,16 +162,15 @@ class Tracker(TorchDispatchMode):
             raise
         newest = None
         if special:
-            for number in ON_THE_HOST.get(func, ()):
+            for number in not_on_the_gpu(func, args):
                 self._leave_out(out[number].untyped_storage())
         results = (out,) if type(out) is FakeTensor else tensors_in((out,))
         for tensor in results:
             newest = self._see(tensor, func) or newest
         if newest is not None:
             self._recognize(func, args, newest)
-        if special and func is FLASH_BACKWARD and self.device == "cuda":
-            sizes = flash_scratch(args[1], args[2])
-            inside += [self._note_unseen(size, (size,), "uint8", _operation(func)) for size in sizes]
+        if special and func in OWN_SCRATCH and self.device == "cuda":
+            inside += self._note_own_scratch(func, OWN_SCRATCH[func](*args))
         if special and self._workspaces and func in WITH_CUBLAS and _device(args[0]) == self.device:
             self._note_workspaces(func, self._workspaces)
         if inside:
@@ -195,6 +186,18 @@ class Tracker(TorchDispatchMode):
         return [
             self._note_unseen(size, shape, _name(dtype), _operation(func)) for size, shape, dtype in taken
         ]
+
+    def _note_own_scratch(self, func: Any, taken: Own) -> list[Storage]:
+        """Note what an operator's kernel takes after its results; returns what it keeps until it is done."""
+        kept: list[Storage] = []
+        passing: list[Storage] = []
+        for size, stays in taken:
+            made = self._note_unseen(size, (size,), "uint8", _operation(func))
+            (kept if stays else passing).append(made)
+            if stays:
+                self.events += [(-one.bytes, one) for one in passing]
+                passing = []
+        return kept + passing
 
     def _note_unseen(
         self, size: int, shape: tuple[int, ...], dtype: str, operation: str, bound: str = ""
