@@ -162,7 +162,7 @@ Others it gives back when it has taken the next that it keeps.
 
 
 def flash_scratch(_: Any, q: torch.Tensor, k: torch.Tensor, *__: Any) -> Own:
-    """What the backward of flash attention needs for itself.
+    """Bytes that the backward of flash attention takes for itself.
 
     For q (b, a, s, d): a number in fp32 for each row and the gradient of q in fp32, both with s in whole
     tiles of 128 and d in whole ones of 32, or of 64 beyond 128; where keys and values are shared by groups,
@@ -179,7 +179,7 @@ def flash_scratch(_: Any, q: torch.Tensor, k: torch.Tensor, *__: Any) -> Own:
 def efficient_scratch(
     _: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, __: Any, out: torch.Tensor, *___: Any
 ) -> Own:
-    """What the backward of memory-efficient attention needs for itself, in blocks of i queries and j keys.
+    """Bytes that the backward of memory-efficient attention takes, in blocks of i queries and j keys.
 
     A number in fp32 for each row, which for fp32 comes from a product of the size of the output; then one
     workspace, which has the gradient of q in fp32, and for 16 bits and heads of more than 128 those of k and
@@ -208,7 +208,7 @@ def _blocks(size: int, block: int) -> int:
 
 
 def _splits_of_keys(heads: int, keys: int, block: int) -> int:
-    """Into how many parts the kernel splits the keys, with as many gradients of k and v to add up."""
+    """The parts into which the kernel splits the keys; it has as many gradients of k and v to add up."""
     only_one = torch.are_deterministic_algorithms_enabled()
     if (only_one and not torch.is_deterministic_algorithms_warn_only_enabled()) or (
         heads >= 256 and keys <= 2 * block
