@@ -276,7 +276,7 @@ class Memory:
     def limit(self, capacity: int | None, taken: int = 0) -> None:
         """Run out of memory at `capacity` bytes from now on; with None, never.
 
-        `taken` are bytes of the card beside them that are no tensors', as CUDA's context.
+        `taken` are bytes of the card that no tensor has, such as CUDA's context.
         """
         self._capacity = self.allocator.capacity = capacity
         self._taken = taken
