@@ -441,7 +441,8 @@ def weigh(one_at_a_time=False, chunks=1, micro_batches=1):
         return torch.cuda.max_memory_allocated()
 
 
-del model, optimizer, x, loss  # they would count, too
+# %%
+model = optimizer = x = loss = None  # those of earlier cells would count, too
 written_out = weigh()
 reveal("01.puzzle", written_out)
 print(f"a program gets {card.room / 1e9:.1f} GB")
