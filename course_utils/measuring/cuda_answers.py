@@ -73,7 +73,7 @@ def answered(memory: "Memory") -> Iterator[None]:
 def answers(memory: "Memory") -> list[tuple[Any, str, Any]]:
     """The owner, name and replacement of everything that is answered, without names that this torch lacks.
 
-    `memory` is what torch's counters are to say, and of which card.
+    `memory` is what torch's counters are to say, and the card that they belong to.
     """
     refused = {name: partial(_refuse, name) for name in REFUSED}
     cuda = {**_of_card(memory.card), **OF_WORK, **_of_memory(memory), **refused}

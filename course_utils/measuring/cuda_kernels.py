@@ -208,7 +208,7 @@ def _blocks(size: int, block: int) -> int:
 
 
 def _splits_of_keys(heads: int, keys: int, block: int) -> int:
-    """The parts into which the kernel splits the keys; it has as many gradients of k and v to add up."""
+    """The number of parts of the keys; each has gradients of k and v of its own, to be added up."""
     only_one = torch.are_deterministic_algorithms_enabled()
     if (only_one and not torch.is_deterministic_algorithms_warn_only_enabled()) or (
         heads >= 256 and keys <= 2 * block

@@ -403,6 +403,7 @@ def loss_in(chunks, model, x, targets):
     return sum(checkpoint(model.loss, *part, use_reentrant=False) for part in parts) / chunks
 
 
+# %%
 def training_step(model, groups, text, chunks, micro_batches):
     for part in text.chunk(micro_batches):
         loss = loss_in(chunks, model, model(part), part) / micro_batches

@@ -359,6 +359,7 @@ def xl_step(inside, s=64):  # change this
     return line, peak
 
 
+# %%
 with on_gpu(needs="30 GB"):  # a smaller card than that is simulated
     (after, peak_after), (inside, peak_inside) = xl_step(inside=False), xl_step(inside=True)
 

@@ -90,7 +90,7 @@ def _draw_edges(ax: Axes, traced: Trace, places: dict[int, int]) -> None:
             style: Any = {"color": COLOURS["activations"], "linewidth": 2.5} if kept else {"color": RULE}
             start, end = (NODES, places[source]), (NODES, places[number])
             rows = places[number] - places[source]
-            # matplotlib's unit is the arc's length, of which half is how far it goes to the left
+            # matplotlib's unit is the arc's length; half of that is how far it goes to the left
             far = min(58.0, 12 + 2.5 * rows)
             bend = 0.0 if number == source + 1 else min(0.6, 2 * far / (ROW * rows))
             arrow: Any = {
