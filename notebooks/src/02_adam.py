@@ -379,7 +379,9 @@ print(f"peaks: {peak_after / 1e9:.2f} and {peak_inside / 1e9:.2f} GB")
 # head shares this tensor. Its gradient comes first, waits for the embedding's, which comes last, and the sum is a third.
 
 # %%
-n, table = 1_557_611_200, 50257 * 1600 * 4  # GPT-2 XL's parameters; bytes of its embedding
+with torch.device("meta"):  # shapes without memory
+    n = sum(weight.numel() for weight in GPT(h=1600, L=48, a=25).parameters())
+table = 4 * 50257 * 1600  # bytes of its embedding
 for name, estimated, line in (("after", 4 * n + 2 * table, after), ("inside", 3 * table, inside)):
     gap = estimated - max(line)
     print(f"{name:6s} estimated {estimated / 1e9:.3f} GB, gap {gap / 1e6:+.2f} MB")
