@@ -26,6 +26,7 @@ from ..gpus import Gpu, gpu
 from ..measurement import Measurement
 from ..measuring import live
 from ..measuring.call_site import described, is_machinery
+from ..measuring.compiling import compiling
 from ..measuring.cuda_answers import IMITATED, Memory, answered
 from ..measuring.patching import on_this_thread
 from ..measuring.phases import PLACEHOLDER
@@ -137,6 +138,7 @@ def watch_script(
         values = HostValues(watch.arrived)
         if simulated:  # after the watch: both answer for a fake tensor's numbers, and these know some
             run(values)
+            run(compiling(place.card, changes))
         _execute(path, arguments, watch)
         notes = [*_steps(watch, values), *changes, *elsewhere.notes(), *filter(None, [place.why])]
         if not place.card.has_bf16 and any(item.dtype == "bfloat16" for item in measured[0].allocations):
