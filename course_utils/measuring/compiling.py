@@ -163,9 +163,10 @@ def unavailable(card: Gpu) -> str:
             with _disable_current_modes(), _prepared(card, {}), QuickFakeMode(**CHOICES):
                 _try_a_step()
             _tried[card] = ""
-        except Exception as error:  # of any kind: torch's parts that were changed may fail in any way
+        except Exception as error:
+            # of any kind: torch's parts that were changed may fail in any way
             said = str(error).strip().splitlines() or [type(error).__name__]
-            _tried[card] = f"torch {torch.__version__}: {said[0]}; it was tried with torch {TRIED}"
+            _tried[card] = f"torch {torch.__version__}: {said[0]}, tried was torch {TRIED}"
         torch.compiler.reset()
     return _tried[card]
 
@@ -261,6 +262,9 @@ def _of_inductor(card: Gpu) -> Iterator[Change]:
         yield import_module("torch.utils._triton"), name, partial(_answer, answer)
     yield import_module("torch.utils._triton"), "triton_hash_with_backend", partial(_answer, "none")
     yield import_module("torch._dynamo.utils"), "triton", import_module("triton")
+    # it notes which driver there is, for which it starts a process
+    report = import_module("torch._dynamo.repro.after_aot")
+    yield report, "_cuda_system_info_comment", partial(_answer, "")
     # kernels are compiled for the card, or by a compiler of C++
     kernels = import_module("torch._inductor.async_compile").AsyncCompile
     for name in ("triton", "cpp", "cpp_pybinding"):
