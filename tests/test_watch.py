@@ -101,8 +101,9 @@ def test_nanogpt_s_way():
         item for item in measured.allocations if item.shape == (50304, 32) and item.kind == "parameters"
     ]
     assert len(embeddings) == 1, "tied weights are one tensor"
-    assert "torch.compile is skipped" in note and "train.bin" in note and "ckpt.pt" in note
-    assert {"weight_copies", "inputs"} <= {item.kind for item in measured.allocations}
+    assert "torch.compile" not in note and "train.bin" in note and "ckpt.pt" in note
+    assert any("gelu" in item.operation and item.kind == "activations" for item in measured.allocations)
+    assert "inputs" in {item.kind for item in measured.allocations}
     assert {item.phase for item in measured.allocations} >= {"forward", "backward", "optimizer"}
 
 

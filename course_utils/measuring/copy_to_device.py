@@ -95,8 +95,8 @@ def _check_model(model: torch.nn.Module) -> None:
         if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
             which = f"part {name} of the model" if name else "the model"
             raise ValueError(
-                f"{which} is compiled, and then other tensors are kept than your code makes:"
-                " hand over a model on which neither torch.compile nor .compile() was called"
+                f"{which} is compiled, and what is compiled cannot be copied:"
+                " hand over the model as it was before, and call torch.compile inside the step"
             )
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(tensor):

@@ -38,6 +38,9 @@ SINCE = {
 Multi-query attention has fewer key heads without enable_gqa, and T5's bias lies with its heads last.
 """
 
+COMPILED = "nanogpt.py"
+"""It was first predicted as an eager step. Now that torch.compile is executed, the card's count is the test."""
+
 
 def recorded() -> dict[str, dict[str, Any]]:
     """What was predicted and counted, by script and arguments (tests/gpu/scripts_as_they_are.py)."""
@@ -59,9 +62,17 @@ def test_every_script_has_been_executed_on_a_gpu():
 
 @pytest.mark.parametrize("name", SINCE)
 def test_what_is_predicted_otherwise_since_is_what_the_card_counted_with_its_own_workspaces(name):
+    assert SINCE[name]["allocated"] + on_the_card() == pytest.approx(counted(name), rel=1e-4)
+
+
+def counted(name: str) -> int:
+    return next(step for step in recorded()[name]["steps"] if step["step"] == 2)["peak_allocated"]
+
+
+def on_the_card() -> int:
+    """The bytes more that both threads' workspaces take on the H200 than on the A100 that was simulated."""
     hopper, ampere = (workspaces_of(capability, (2, 11)).cublas for capability in ((9, 0), (8, 0)))
-    counted = next(step for step in recorded()[name]["steps"] if step["step"] == 2)["peak_allocated"]
-    assert SINCE[name]["allocated"] + 2 * (hopper - ampere) == pytest.approx(counted, rel=1e-4)
+    return 2 * (hopper - ampere)
 
 
 FORKS = """
@@ -116,6 +127,9 @@ def test_a_script_is_predicted_as_it_was_before_a_gpu_executed_it(name, watcher,
     assert code == 0, errors
     kept = tmp_path / "kept.measurement"
     measured = read_measurement(kept)
+    if name == COMPILED:
+        assert replay(measured).peak_allocated + on_the_card() == pytest.approx(counted(name), rel=2e-3)
+        return
     predicted = expected["predicted"] | SINCE.get(name, {})
     assert measured.peak_phase == predicted["phase"]
     assert measured.provenance.note.startswith(predicted["note"].split(";")[0])
