@@ -23,6 +23,11 @@ def chain(x: torch.Tensor) -> torch.Tensor:
     return ((x * 2).cos().exp() + 1).sum()
 
 
+class Chain(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return chain(x)
+
+
 def kept(function, x: torch.Tensor) -> int:
     """Bytes that a forward leaves allocated, its result included."""
     before = torch.cuda.memory_allocated()
@@ -38,17 +43,20 @@ def test_a_fused_chain_keeps_nothing_but_its_input():
         # eager: the argument of cos, and the result of exp
         assert kept(chain, x) == 2 * FP32 * SIZE + BLOCK
         assert kept(torch.compile(chain), x) == BLOCK
-        assert torch.cuda.max_memory_allocated() == 4 * FP32 * SIZE + BLOCK, "of the eager chain"
 
 
 def test_other_ways_to_ask_for_it_compile_as_well():
     with on_new_gpu():
         x = torch.empty(SIZE, device="cuda", requires_grad=True)
-        ways = ({"dynamic": True}, {"fullgraph": True}, {"mode": "max-autotune-no-cudagraphs"})
-        assert [kept(torch.compile(**way)(chain), x) for way in ways] == [BLOCK] * 3
-        module = nn.GELU()
+        ways = (
+            torch.compile(chain, dynamic=True),
+            torch.compile(chain, fullgraph=True),
+            torch.compile(chain, mode="max-autotune-no-cudagraphs"),
+        )
+        assert [kept(way, x) for way in ways] == [BLOCK] * 3
+        module = Chain()
         module.compile()
-        assert kept(lambda x: module(x).sum(), x) == FP32 * SIZE + BLOCK
+        assert kept(module, x) == BLOCK
 
 
 class Mlp(nn.Module):
@@ -80,14 +88,17 @@ def broken_step(model, optimizer, x):
 def measured(step):
     model = Mlp()
     optimizer = torch.optim.AdamW(model.parameters())
-    return measure(step=step, model=model, optimizer=optimizer, batch=torch.zeros(512, 64), source="simulated")
+    return measure(
+        step=step, model=model, optimizer=optimizer, batch=torch.zeros(512, 64), source="simulated"
+    )
 
 
 def test_buffers_have_the_names_and_lines_of_the_model():
     found = measured(compiled_step)
     fused = [item for item in found.allocations if item.operation.endswith("gelu") and item.step == 2]
     # the input of the second product; backward has the gradient in front of it
-    assert [(item.kind, item.shape) for item in fused if item.phase == "forward"] == [("activations", (512, 256))]
+    made = [(item.kind, item.shape) for item in fused if item.phase == "forward"]
+    assert made == [("activations", (512, 256))]
     assert all("hidden = F.gelu(self.up(x))" in item.line for item in fused)
     assert {mark.phase for mark in found.timeline.marks} >= {"forward", "loss", "backward", "optimizer"}
     assert "graph break" not in found.provenance.note
