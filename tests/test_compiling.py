@@ -1,4 +1,4 @@
-"""torch.compile on a simulated GPU: bytes by hand, names, graph breaks, and what happens where it cannot work."""
+"""torch.compile on a simulated GPU: bytes by hand, names, graph breaks, and a torch that cannot do it."""
 
 import sys
 

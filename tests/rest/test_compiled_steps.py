@@ -20,7 +20,7 @@ APART = 2 * MiB
 """The allocator leaves up to 1 MiB of a block unsplit, and torch 2.11 gave cuBLASLt 1 MiB on each thread."""
 
 BUDGETS = ("budget0.5", "budget0.2")
-"""From torch 2.12 on backward recomputes in another order: what forward keeps is the same, the peak is not."""
+"""After torch 2.11 backward recomputes in another order: forward keeps the same, the peak is another."""
 
 
 def recorded() -> dict[str, dict[str, Any]]:

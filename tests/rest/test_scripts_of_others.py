@@ -39,7 +39,7 @@ Multi-query attention has fewer key heads without enable_gqa, and T5's bias lies
 """
 
 COMPILED = "nanogpt.py"
-"""It was first predicted as an eager step. Now that torch.compile is executed, the card's count is the test."""
+"""First predicted as an eager step. Now torch.compile is executed, and the card's count is the test."""
 
 
 def recorded() -> dict[str, dict[str, Any]]:
