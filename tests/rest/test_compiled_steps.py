@@ -35,6 +35,7 @@ def counts(way: str) -> dict[str, Any]:
     specification.loader.exec_module(on_card)
     torch.compiler.reset()
     with on_gpu(card="H200-141GB"):
+        torch.cuda.empty_cache()  # of the ways before, as each had a process of its own on the card
         return on_card.counts(way)
 
 
