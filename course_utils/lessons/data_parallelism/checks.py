@@ -51,7 +51,7 @@ STARTS = "Three processes start; this takes about ten seconds."
 
 # --------------------------------------------------------------------------------------------------
 # 10.1: traffic
-TRAFFIC_CASES = ((4, 1_000), (8, 6_000_000), (2, 512), (5, 10_000), (7, 1_000))
+TRAFFIC_CASES = ((8, 6_000_000), (2, 512), (7, 1_000))
 # Of 7 parts of 1,000 bytes some are rounded up: this may be counted, a part that is lost may not.
 WHOLE_BYTES = 2e-3
 TRAFFIC: dict[str, Callable[[int, int], float]] = {
@@ -62,20 +62,13 @@ TRAFFIC: dict[str, Callable[[int, int], float]] = {
 TRAFFIC_MISTAKES: Mistakes = {
     "server: you count one way. Gradients come in, and weights go out.": lambda D, S: D * S,
     "server: this is one worker's traffic. All D workers talk to the same machine.": lambda D, S: 2 * S,
-    "server: you count it as a worker. It is a machine of its own, for all D workers.": (
-        lambda D, S: 2 * (D - 1) * S
-    ),
     "naive: one message too many. No rank sends to itself.": lambda D, S: D * S,
-    "naive: you count what comes in, too. Count only what one rank sends.": lambda D, S: 2 * (D - 1) * S,
     "naive: this is the sum over all ranks. Return the bytes of one rank.": lambda D, S: D * (D - 1) * S,
     "ring: this is the first half. Who hands out the complete parts?": lambda D, S: (D - 1) * S / D,
     "ring: you send the whole gradient in each message. A message holds one part.": (
         lambda D, S: 2 * (D - 1) * S
     ),
     "ring: your D parts together are not all S bytes. `//` rounds down.": lambda D, S: 2 * (D - 1) * (S // D),
-    "ring: this is the limit for very many ranks. How many steps does a ring of D ranks take?": (
-        lambda D, S: 2 * S
-    ),
 }
 
 
@@ -99,9 +92,6 @@ THREADS = {
     "'NoneType' object has no attribute 'wait'": (
         "`send` returns nothing to wait for: the copy is already on its way."
     ),
-    "positional arguments but 4 were given": (
-        "`receive(source)` takes one argument, and returns what has arrived."
-    ),
 }
 
 
@@ -109,7 +99,7 @@ THREADS = {
 def ring(answer: Any) -> None:
     """`answer(parts, rank, ranks, send, receive)` returns this rank's parts, each the sum over all ranks."""
     program = partial(call, answer, returns=(list, tuple, torch.Tensor), may_change=(0,), hints=THREADS)
-    for ranks in (4, 2, 3, 5, 1):
+    for ranks in (4, 2, 5, 1):
         inputs = [
             [torch.full((3,), float(10**rank + part)) for part in range(ranks)] for rank in range(ranks)
         ]
@@ -119,7 +109,6 @@ def ring(answer: Any) -> None:
         _expect_sums(network.run(program, inputs), wanted)
         around = all(to == (sender + 1) % ranks for sender, to, _ in network.sent)
         expect(around, f"{right} not all messages go to the right neighbor: this is not a ring.")
-        expect(not any(network.queues.values()), f"{right} some messages were never received.")
         most = max(Counter(sender for sender, _, _ in network.sent).values(), default=0)
         often = f"{right} with {ranks} ranks a rank sends {most} messages, more than needed."
         expect(most <= 2 * (ranks - 1), often)
@@ -133,40 +122,26 @@ def ring(answer: Any) -> None:
 
 
 def _expect_sums(found: list[Any], wanted: list[torch.Tensor]) -> None:
+    """CheckFailed unless every rank has found all sums; says how far it came."""
     ranks = len(wanted)
     whole = []
     more = False
-    mean = False
     for parts in found:
         expect(len(parts) == ranks, f"With {ranks} ranks, return the list of all {ranks} parts.")
-        for part, total in zip(parts, wanted, strict=True):
+        pairs = list(zip(parts, wanted, strict=True))
+        for part, total in pairs:
             of_kind(part, torch.Tensor, "One of your parts is")
             expect(part.shape == total.shape, "One of your parts has changed its length.")
-            if float(part.max()) > 1.05 * float(total.max()):
-                more = True
-            if ranks > 1 and torch.allclose(part.float() * ranks, total):
-                mean = True
-        pairs = zip(parts, wanted, strict=True)
+        more |= any(bool(part.max() > 1.05 * total.max()) for part, total in pairs)
         whole.append(sum(torch.allclose(part.float(), total) for part, total in pairs))
-    expect(not mean, "Some parts are sums divided by the number of ranks. Return the sums.")
-    totals = sorted(total[0].item() for total in wanted)
-    complete = whole == [ranks] * ranks
-    order = [sorted(part[0].item() for part in parts) == totals for parts in found]
-    expect(complete or not all(order), "All parts are complete, but not in their original order.")
-    expect(ranks > 1 or any(whole), "A single rank already has all sums: it has nothing to send or add.")
-    first = (
-        f"With {ranks} ranks no part is a complete sum. "
-        "In each half, which part do you send first, which receive?"
-    )
-    expect(any(whole), first)
     twice = "Some numbers are in a sum more than once. In the second half, what arrives is already complete."
     expect(not more, twice)
     expect(ranks == 1 or whole != [1] * ranks, "Each rank has one complete sum: this is only the first half.")
     some = (
-        "Some parts are complete only on some ranks. "
-        "How long is each half? Which part leaves first in the second?"
+        f"With {ranks} ranks, not all parts are complete sums on all ranks, in their original order. How "
+        "long is each half? In each, which part leaves first, and which arrives?"
     )
-    expect(complete, some)
+    expect(whole == [ranks] * ranks, some)
 
 
 class Network:
@@ -240,7 +215,6 @@ FACTOR_MISTAKES: Mistakes = {
     "Your loss is a sum over tokens. Who divides it by all tokens?": lambda n, r: n[r],
     "You get the sum over all ranks' tokens. Which number must divide it?": lambda n, r: len(n) * n[r],
     "You divide by all targets. Those of -100 are not tokens.": lambda n, r: n[r] / (TEXTS * LENGTH),
-    "You divide by the number of ranks. DDP already does that.": lambda n, r: n[r] / sum(n) / len(n),
 }
 
 
@@ -418,9 +392,8 @@ def fixed_training(answer: Any) -> None:
 
 
 def _expect_model(notes: Mapping[str, Any]) -> None:
-    expect(notes["ddp"] or not notes["called"], "What you return first is not the model in DDP.")
-    used = notes["ddp"] and notes["called"]
-    expect(used, "Your model is not in DDP, or you never call it: who exchanges gradients?")
+    used = "What you return first is not the model in DDP, or you never call it: who exchanges gradients?"
+    expect(notes["ddp"] and notes["called"], used)
     start = "Ranks start with different weights. What was missing when DDP sent rank 0's?"
     expect(not notes["start"], start)
     end = "Ranks start equal and drift apart. Are all weights in DDP before the first step?"
