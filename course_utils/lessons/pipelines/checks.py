@@ -1,12 +1,12 @@
 """Checks of the exercises of lesson 14, "Model and pipeline parallelism": each names the misconception."""
 
 import operator
-import re
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate, chain, combinations, pairwise
+from math import inf
 from types import NoneType
 from typing import Any, cast
 
@@ -25,13 +25,8 @@ Cut = list[int] | None
 
 # each layer's times, states and kept activations; p, m, capacity; one cut is the fastest, or none fits
 CUT_CASES = (
-    ((3, 4, 9, 4, 4, 2, 2), (5, 5, 4, 4, 6, 7, 5), (2, 2, 2, 4, 3, 1, 3), 3, 6, 28),
     ((4, 4, 6, 3, 7, 6, 2, 7), (3, 6, 7, 6, 9, 7, 4, 9), (4, 2, 1, 3, 1, 3, 4, 1), 4, 8, 32),
     ((9, 7, 5, 4, 4, 8, 3, 4), (8, 7, 4, 2, 8, 6, 4, 9), (2, 4, 4, 3, 4, 3, 3, 4), 4, 2, 31),
-    ((8, 8, 3, 7, 7, 9, 5), (9, 8, 4, 9, 2, 4, 9), (4, 1, 1, 2, 4, 1, 2), 5, 3, 21),
-    ((5, 6, 7, 3, 3, 8), (7, 8, 2, 6, 4, 2), (4, 2, 1, 1, 4, 3), 2, 1, 23),
-    ((5, 6, 7, 3, 3, 8), (7, 8, 2, 6, 4, 2), (4, 2, 1, 1, 4, 3), 2, 1, 900),
-    ((7, 4, 8, 3, 3, 7), (2, 3, 1, 2, 1, 1), (3, 6, 6, 2, 5, 4), 3, 4, 24),
     ((6, 8, 8, 2, 8, 4), (4, 1, 8, 10, 9, 7), (1, 1, 2, 2, 2, 1), 3, 4, 25),
     ((8, 4, 7, 3, 6), (4, 4, 6, 9, 7), (3, 1, 1, 1, 1), 1, 4, 37),
     ((3, 4, 5, 2), (5, 5, 5, 5), (2, 2, 2, 2), 2, 4, 13),
@@ -41,34 +36,32 @@ CUT_CASES = (
 KEPT_BY_1F1B = partial(most_kept, "1F1B")
 
 
-def fullest(states: int, kept: int, micro_batches: int) -> int:
-    """Bytes of a stage that keeps this many micro-batches."""
-    return states + micro_batches * kept
-
-
 def best_cut(
     times: Sequence[int],
     states: Sequence[int],
     kept: Sequence[int],
     p: int,
     m: int,
-    capacity: int,
+    capacity: float,
     keeps: Callable[[int, int, int], int] = KEPT_BY_1F1B,
-    size: Callable[[int, int, int], int] = fullest,
-    by_time: bool = True,
 ) -> Cut:
-    """Layers per stage: of all cuts that fit, the one with the best slowest (or fullest) stage; else None."""
+    """Layers per stage: of all cuts that fit, the one with the best slowest stage, else None."""
     found = []
     for inner in combinations(range(1, len(times)), p - 1):
-        spans = list(pairwise((0, *inner, len(times))))
-        sizes = [
-            size(sum(states[a:b]), sum(kept[a:b]), keeps(p, m, stage)) for stage, (a, b) in enumerate(spans)
-        ]
-        full = max(sizes)
-        slowest = max(sum(times[a:b]) for a, b in spans)
-        if full <= capacity:
-            found.append((slowest if by_time else full, [b - a for a, b in spans]))
+        layers = [b - a for a, b in pairwise((0, *inner, len(times)))]
+        if max(_sizes(layers, states, kept, m, keeps)) <= capacity:
+            found.append((max(map(sum, _by_stage(layers, times))), layers))
     return min(found)[1] if found else None
+
+
+def _sizes(layers: Sequence[int], states: Any, kept: Any, m: int, keeps: Any = KEPT_BY_1F1B) -> list[int]:
+    """Bytes of each stage: its states, and the activations of as many micro-batches as it `keeps`."""
+    stages = zip(_by_stage(layers, states), _by_stage(layers, kept), strict=True)
+    return [sum(own) + keeps(len(layers), m, stage) * sum(each) for stage, (own, each) in enumerate(stages)]
+
+
+def _by_stage(layers: Sequence[int], numbers: Sequence[int]) -> list[Sequence[int]]:
+    return [numbers[end - count : end] for count, end in zip(layers, accumulate(layers), strict=True)]
 
 
 def _equal_layers(times: Sequence[int], states: Any, kept: Any, p: int, m: int, capacity: int) -> Cut:
@@ -76,39 +69,22 @@ def _equal_layers(times: Sequence[int], states: Any, kept: Any, p: int, m: int, 
     return [each + 1 if stage < more else each for stage in range(p)]
 
 
-def _keeping(keeps: Callable[[int, int, int], int]) -> Callable[..., Cut]:
-    return partial(best_cut, keeps=keeps)
-
-
 CUT_MISTAKES: Mistakes = {
-    "You cut by time alone, and some stage does not fit.": partial(best_cut, size=lambda *_: 0),
+    "You cut by time alone, and some stage does not fit.": (
+        lambda times, states, kept, p, m, capacity: best_cut(times, states, kept, p, m, inf)
+    ),
     "You give each stage the same number of layers. Layers differ in time and bytes.": _equal_layers,
     "You count one micro-batch per stage. How many does it keep at its fullest?": (
-        _keeping(lambda p, m, stage: 1)
+        partial(best_cut, keeps=lambda p, m, stage: 1)
     ),
-    "You let every stage keep all micro-batches. That is GPipe.": _keeping(lambda p, m, stage: m),
+    "You let every stage keep all micro-batches. That is GPipe.": (
+        partial(best_cut, keeps=lambda p, m, stage: m)
+    ),
     "You let every stage keep as many as the first. Later stages keep fewer.": (
-        _keeping(lambda p, m, stage: min(m, p))
+        partial(best_cut, keeps=lambda p, m, stage: min(m, p))
     ),
     "No stage keeps more micro-batches than there are: m may be small.": (
-        _keeping(lambda p, m, stage: p - stage)
-    ),
-    "Reversed: the first stage keeps the most, the last stage only one.": (
-        _keeping(lambda p, m, stage: min(m, stage + 1))
-    ),
-    "You count one micro-batch too many: stages count from 0.": (
-        _keeping(lambda p, m, stage: min(m, p - stage + 1))
-    ),
-    "You count one too few: the micro-batch in its forward is kept, too.": (
-        _keeping(lambda p, m, stage: min(m, p - stage - 1))
-    ),
-    "You count the states once per micro-batch. A stage has them once.": (
-        partial(best_cut, size=lambda states, kept, count: count * (states + kept))
-    ),
-    "You leave out the states.": partial(best_cut, size=lambda states, kept, count: count * kept),
-    "You leave out the activations.": partial(best_cut, size=lambda states, kept, count: states),
-    "You make the fullest stage as small as possible. It must only fit: choose by time.": (
-        partial(best_cut, by_time=False)
+        partial(best_cut, keeps=lambda p, m, stage: p - stage)
     ),
 }
 
@@ -131,19 +107,13 @@ def cut(answer: Any) -> None:
     if not recognized(mine, CUT_CASES, best_cut, CUT_MISTAKES, same=operator.eq):
         answered = zip(mine, CUT_CASES, strict=True)
         got, case = next((got, case) for got, case in answered if got != best_cut(*case))
-        _explain_cut(got, *case)
-
-
-def _explain_cut(got: Cut, times: Any, states: Any, kept: Any, p: int, m: int, capacity: int) -> None:
-    where = f"With {len(times)} layers, {p} stages and {m} micro-batches,"
-    if got is None:
-        fail(f"{where} you return None, but a cut fits. Do you try every place to cut?")
-    ends = [0, *accumulate(got)]
-    for stage, (a, b) in enumerate(pairwise(ends)):
-        full = fullest(sum(states[a:b]), sum(kept[a:b]), KEPT_BY_1F1B(p, m, stage))
-        large = f"your stage {stage} does not fit: add its states, and what it keeps when fullest."
-        expect(full <= capacity, f"{where} {large}")
-    fail(f"{where} your cut fits, but another one that fits has a faster slowest stage.")
+        times, states, kept, p, m, capacity = case
+        where = f"With {len(times)} layers, {p} stages and {m} micro-batches,"
+        if got is None:
+            fail(f"{where} you return None, but a cut fits. Do you try every place to cut?")
+        large = "some stage of yours does not fit: add its states, and what it keeps when fullest."
+        expect(max(_sizes(got, states, kept, m)) <= capacity, f"{where} {large}")
+        fail(f"{where} your cut fits, but another one that fits has a faster slowest stage.")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -155,33 +125,19 @@ def order(answer: Any) -> None:
         got = list(call(answer, p=p, m=m, stage=stage, returns=(list, tuple)))
         right = simulate("1F1B", p, m).order(stage)
         where = f"Stage {stage} of {p}, {m} micro-batches"
-        expect(all(isinstance(work, str) for work in got), "Return a list of strings such as F0 and B0.")
-        odd = [work for work in got if not re.fullmatch(r"[FB](0|[1-9]\d*)", work)]
-        expect(not odd, f"{where}: {odd[:1]} is neither a forward nor a backward. Write F0, B0, and so on.")
-        for work in Counter(got) - Counter(right):
-            expect(work not in right, f"{where}: {work} occurs more than once.")
-            fail(f"{where}: there is no {work}. Micro-batches are counted from 0 to m − 1.")
-        for work in Counter(right) - Counter(got):
-            fail(f"{where}: {work} is missing.")
-        _expect_order(got, right, m)
-
-
-def _expect_order(got: list[str], right: list[str], m: int) -> None:
-    """CheckFailed unless the works, which are the right ones, are in the right order."""
-    backwards = [work for work in got if work[0] == "B"]
-    early = [work for work in backwards if got.index(work) < got.index(f"F{work[1:]}")]
-    expect(not early, "A backward comes before its own forward.")
-    ahead = _forwards_first(right)
-    mine = _forwards_first(got)
-    all_first = mine == m and m != ahead
-    expect(not all_first, "All forwards come first: that is GPipe. How many may this stage keep?")
-    expect(mine >= ahead, "Too few forwards at first: the later stages would wait for input.")
-    many = "Too many forwards at first: the stage keeps more micro-batches than 1F1B needs."
-    expect(mine <= ahead, many)
-    in_order = [work for work in right if work[0] == "B"]
-    expect(backwards == in_order, "Backwards come in the order of the micro-batches, as forwards do.")
-    alternate = "The start is right. After it, backward and forward alternate until no forward is left."
-    expect(got == right, alternate)
+        once = f"{where}: return each of F0 to F{m - 1} and B0 to B{m - 1} once, as texts, and nothing else."
+        expect(Counter(got) == Counter(right), once)
+        mine, ahead = (_forwards_first(works) for works in (got, right))
+        all_first = mine == m and m != ahead
+        expect(not all_first, "All forwards come first: that is GPipe. How many may this stage keep?")
+        expect(mine >= ahead, "Too few forwards at first: the later stages would wait for input.")
+        many = "Too many forwards at first: the stage keeps more micro-batches than 1F1B needs."
+        expect(mine <= ahead, many)
+        alternate = (
+            "The start is right. After it, backward and forward alternate until no forward is left, both in "
+            "the order of the micro-batches."
+        )
+        expect(got == right, alternate)
 
 
 def _forwards_first(works: Sequence[str]) -> int:
@@ -199,9 +155,6 @@ SCALES: dict[str, Callable[[int, Sequence[int]], float]] = {
     ),
     "You count each micro-batch 1/m, also the smaller one. How many rows has it?": (
         lambda rows, sizes: 1 / len(sizes)
-    ),
-    "mse_loss is a mean over all numbers. Yours is a sum over the columns.": (
-        lambda rows, sizes: 3 * rows / sum(sizes)
     ),
 }
 
@@ -243,8 +196,6 @@ def _play(answer: Any, rank: int, sizes: Sequence[int]) -> None:
         none = f"{stage} you send None. Is that x.grad, where x does not require a gradient?"
         expect(tensor is not None, none)
         sent.append(of_kind(tensor, torch.Tensor, f"{stage} what you send is").detach().clone())
-        other = f"{stage} you send {tensor.dtype}, but the other rank expects fp32."
-        expect(tensor.dtype == torch.float32, other)
         if rank == 0 and passed:
             passed[-1].append(weakref.ref(tensor.untyped_storage()))
 
@@ -263,14 +214,9 @@ def _play(answer: Any, rank: int, sizes: Sequence[int]) -> None:
             passed.append([weakref.ref(given.untyped_storage())])
         return given
 
-    before = [weight.detach().clone() for weight in mine.parameters()]
     call(answer, mine, rank, data, send, receive, returns=(object, NoneType), finite=False)
-    same_weights = same(list(mine.parameters()), before)
-    expect(same_weights, f"{stage} weights have changed. Leave only gradients: no optimizer.")
-    unread = f"{stage} you leave messages of the other stage unread. There is one per micro-batch."
-    expect(len(taken) == m, unread)
-    number = f"{stage} you send {len(sent)} tensors. The other stage expects one per micro-batch."
-    expect(len(sent) == m, number)
+    number = f"{stage} you send {len(sent)} and receive {len(taken)} tensors, not one per micro-batch."
+    expect(len(sent) == len(taken) == m, number)
     _expect_gradients([weight.grad for weight in mine.parameters()], gradients[rank], rank, sizes, stage)
     if rank == 0:
         way = "an output"
