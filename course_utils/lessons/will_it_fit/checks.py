@@ -44,7 +44,6 @@ class Trainings:
             type(size) is int and size > 0,
             f"You build a training for {size} sequences. Where must halving end?",
         )
-        expect(size not in self.sizes, f"You build a training for {size} sequences twice.")
         self.sizes.append(size)
         self.alive.append(torch.cuda.memory_allocated() - WORKSPACES)
         model = nn.Sequential(*(nn.Linear(2048, 2048, device="cuda") for _ in range(2)))
@@ -122,20 +121,14 @@ def largest_micro_batch(answer: Any) -> None:
 
 def _expect_other_errors(answer: Any) -> None:
     """CheckFailed unless errors that have nothing to do with the GPU's memory leave the function."""
-    others = (
-        ValueError("no such data"),
-        RuntimeError("no such shape"),
-        RuntimeError("the host is out of memory"),
-    )
-    for error in others:
-        kind = f"A step raises {type(error).__name__}: “{error}”, and"
+    for error in (RuntimeError("no such shape"), RuntimeError("the host is out of memory")):
+        left = False
         try:
             answer(Trainings(error=error).build, 4)
         except Exception as raised:
-            instead = f"{kind} you raise {type(raised).__name__} instead. Let the error pass."
-            expect(raised is error, instead)
-        else:
-            fail(f"{kind} you go on. Which type of error means that the GPU is full?")
+            left = raised is error
+        goes_on = f"A step raises RuntimeError: “{error}”, and you go on."
+        expect(left, f"{goes_on} Let it pass: which type of error means that the GPU is full?")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -284,20 +277,24 @@ ASKED = TrainingRun("gpt2-large", 48, 1024, "amp-fp16", attention="efficient")
 def on_a_v100(answer: Any) -> None:
     """`answer()` is a TrainingRun that trains what was asked for on a V100."""
     run = call(answer, returns=TrainingRun)
-    expect(run.model.name == ASKED.model.name, f"You train {run.model.name}. Train {ASKED.model.name}.")
-    expect(run.seq_len == ASKED.seq_len, "You change the length of the sequences. Keep it.")
-    expect(run.world_size == run.tensor_parallel == 1, "You use several GPUs. There is only one V100.")
     learned = f"{run.micro_batch} × {run.accumulation_steps} is another batch, and another training"
     expect(
         run.global_batch == ASKED.global_batch, f"{learned}. Keep {ASKED.global_batch} sequences per step."
     )
     refused = unsupported(run, V100.capability)
     expect(not refused, f"A V100 cannot run that: {refused}.")
-    expect(run.precision.name == "amp-fp16", f"{run.precision.name} is another recipe. Keep autocast.")
+    for name in (
+        "model",
+        "seq_len",
+        "precision",
+        "world_size",
+        "tensor_parallel",
+        "lora_rank",
+        "clip_grad_norm",
+    ):
+        other = f"You change {name}. Keep the training that was asked for, on one V100."
+        expect(getattr(run, name) == getattr(ASKED, name), other)
     expect(run.optimizer.algorithm == "adamw", f"{run.optimizer.algorithm} is another optimizer. Keep AdamW.")
-    expect(not run.lora_rank, "You train only a part of the weights. Train all of them.")
-    expect(run.model.dropout > 0, "You removed the dropout. Without it, this is another training.")
-    expect(run.clip_grad_norm is None, "You clip gradients. With clipping, this is another training.")
     expect(run.card in (None, V100.name), f"{run.card} is another card. Use the V100.")
     peak = estimate(run).total
     over = format_bytes(peak - round(V100.room / SAFETY), "GB", 2)
