@@ -153,10 +153,7 @@ def train_pass(answer: Any) -> None:
         expect(len(losses) == len(means), f"{short} {steps}")
         clean = all(weight.grad is None for weight in model.parameters())
         expect(clean, f"With {name}: some `.grad` is not None after the pass. Who clears it?")
-        elsewhere = (
-            f"With {name}: the weights end elsewhere. Do you step on the mean over all real tokens of the "
-            "group, and clear `.grad` between groups?"
-        )
+        elsewhere = f"With {name}: the weights end elsewhere. Whose mean is it, and who clears `.grad`?"
         recognized([model.table], [(counts, k)], _table_after, PASS_MISTAKES, elsewhere, same)
         for one in losses:
             graph = getattr(one, "requires_grad", False)
@@ -240,9 +237,7 @@ def add_up_in_fp32(answer: Any) -> None:
                 master.grad = None
         # The usual backward ends with all gradients in bf16; here the sums in fp32 take their place.
         in_fp32 = sum(4 * weight.numel() for weight in weights)
-        late = (
-            "Gradients in bf16 wait until backward ends. What still refers to a gradient after you added it?"
-        )
+        late = "Gradients in bf16 wait until backward ends. What still refers to one that you added?"
         expect(rans[0].peak < usual[0].peak + in_fp32 - 8 * width * width, late)
         for handle in handles:
             expect(hasattr(handle, "remove"), "Return the handles that you get from registering.")
@@ -314,9 +309,7 @@ NOISE_MISTAKES: Mistakes = {
 NOISE_HINTS = {
     **FROZEN,
     **UNUSED,
-    "the size of value": (
-        "Your hook returns something, and that replaces the gradient. Let it return nothing."
-    ),
+    "the size of value": "Your hook returns something, which replaces the gradient. Let it return nothing.",
 }
 
 
@@ -338,9 +331,7 @@ def measure_noise(answer: Any) -> None:
         off = "`.grad` is not the gradient of the mean over all micro-batches."
         recognized([weight.grad for weight in weights], of_weights, mean_of, MEAN_MISTAKES, off, same)
         expect(not hooked(model), "Your hooks are still on the weights, and run in every later backward.")
-    otherwise = (
-        "Your two numbers are off. Write |G|² + tr(Σ)/B for a micro-batch and for all of them, and solve."
-    )
+    otherwise = "Your two numbers are off. Write |G|² + tr(Σ)/B for B = b and for B = k·b, and solve."
     recognized(got, known, noise_right, NOISE_MISTAKES, otherwise, partial(same, tolerance=1e-4))
     second = "The numbers are right, the memory is not: you keep another set of gradients next to `.grad`."
     # half of such a set: gradients are in fp64

@@ -125,10 +125,7 @@ def peaks(answer: Any) -> None:
         spans = zip(got, wanted, output, strict=True)
         return all(0.98 * least <= one <= 1.02 * least + 2 * more for one, least, more in spans)
 
-    otherwise = (
-        "Some peak is off. "
-        "Take two steps of a new model, with exactly that loss, and read the most bytes allocated."
-    )
+    otherwise = "Some peak is off. Take two steps with exactly that loss, and read the most bytes allocated."
     recognized(mine, cases, _peak_alone, PEAK_MISTAKES, otherwise, close)
 
 
@@ -170,9 +167,7 @@ def fragmented(answer: Any) -> None:
             )
         at = len(result) + 1
         expect(at == len(events), f"{gpu} memory runs out before the last request, at event {at}.")
-        all_free = (
-            f"{gpu} the last request asks for more than all that is free, or for all of it. Ask for less."
-        )
+        all_free = f"{gpu} the last request asks for more than all that is free, or for all of it."
         expect(failure.requested < failure.free, all_free)
         little = f"{gpu} it fails, but not more than half is free then. Leave larger holes."
         expect(failure.free_share > 0.50, little)

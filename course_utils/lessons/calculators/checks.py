@@ -131,10 +131,7 @@ def referee(answer: Any) -> None:
     if recognized(got, [(one,) for one in expected], lambda one: one.later, REFEREE_MISTAKES, same=_near):
         return
     more = "too much. Which of your variables hold a tensor then?"
-    few = (
-        "too little. Before which lines do you read and reset the counters? "
-        "And do the batch and the loss keep their names until the step is over?"
-    )
+    few = "too little. Before which lines do you read and reset? Do batch and loss keep their names?"
     for what, mine, one in zip(TRAININGS, got, expected, strict=True):
         stay = abs(mine[0] - one.later[0] - one.gradients) <= 0.02 * one.later[3]
         expect(not stay, "Gradients are still there when your next step begins.")

@@ -86,12 +86,8 @@ def traffic(answer: Any) -> None:
 # --------------------------------------------------------------------------------------------------
 # 10.2: ring
 THREADS = {
-    "has not been initialized": (
-        "These ranks are threads: exchange with `send` and `receive`, not with `dist`."
-    ),
-    "'NoneType' object has no attribute 'wait'": (
-        "`send` returns nothing to wait for: the copy is already on its way."
-    ),
+    "has not been initialized": "These ranks are threads: use `send` and `receive`, not `dist`.",
+    "has no attribute 'wait'": "`send` returns nothing to wait for: the copy is already on its way.",
 }
 
 
@@ -115,9 +111,7 @@ def ring(answer: Any) -> None:
         small = all(size <= inputs[0][0].nbytes for _, _, size in network.sent)
         expect(small, f"{right} some messages are larger than a part. A ring sends one part at a time.")
     real = all(one["reduced"] for one in found_on_ranks(PROGRAM, RANKS, "ring", answer))
-    outside = (
-        "In one process all is right, but not on real ranks: do you keep anything outside of your function?"
-    )
+    outside = "Right in one process, but not on real ranks: do you keep anything outside of your function?"
     expect(real, outside)
 
 
@@ -253,10 +247,7 @@ def token_backward(answer: Any) -> None:
     recognized(got[:2], TOKENS[:2], lambda *n: right(*n)[1], mistakes, otherwise, same)
     # In the last of TOKENS a rank has none.
     last = right(*TOKENS[2])[1]
-    filled = (
-        "Right only while every rank has tokens. "
-        "DDP divides by the number of all ranks, with or without them."
-    )
+    filled = "Right only while every rank has tokens. DDP divides by all ranks, with or without them."
     expect(not same(got[2:], [last * (RANKS - 1) / RANKS]), filled)
     empty = "Right only while every rank has tokens. A mean over no token is 0/0: which reduction is not?"
     finite = isfinite(sum(one["loss"] for one in found[2]))
@@ -337,7 +328,7 @@ def mended_step(answer: Any) -> None:
     some = "With some numbers of micro-batches the ranks drift apart. Which micro-batch is the last?"
     expect(not any(drifts), some)
     large = (
-        "The ranks agree, but not with one large batch. What divides the loss? When do you step and clear?"
+        "The ranks agree, but not with one large batch. By what do you divide? When do you step and clear?"
     )
     only = four["off"][0] < TOLERANCE and any(one["off"][0] > TOLERANCE for one in others)
     fixed = "Right with 4 micro-batches, wrong with another number. By how much do you divide the loss?"
@@ -421,8 +412,5 @@ def _expect_losses(notes: Mapping[str, Any]) -> None:
     expect(equal, "Each rank returns losses of its own samples. Who adds up those of all ranks?")
     together = "Your losses are D times too large on D ranks. How many samples did all ranks draw?"
     expect(not alike(first, [RANKS * mean for mean in notes["means"]], 1e-4), together)
-    mean = (
-        "Losses are not the mean over all samples drawn. "
-        "One drawn twice counts twice. The last batch may be small."
-    )
+    mean = "Losses are not the mean over all samples drawn. One drawn twice counts twice."
     expect(alike(first, notes["means"], 1e-4), mean)

@@ -85,10 +85,7 @@ def _expect_like(layer: Any, x: torch.Tensor, p: float, mistakes: Mistakes, off:
     expect(not any(one is not None for one in got.gradients[1:-2]), frozen)
     slopes = "The output is right, but the gradient of x, A or B is not."
     expect(same(got.gradients, right.gradients, 1e-4), slopes)
-    most = (
-        "Forward keeps more than its input, what dropout needs, and x·Aᵀ, perhaps a matrix as large as W: "
-        "in which order do you multiply?"
-    )
+    most = "Forward keeps more than x, x·Aᵀ and what dropout needs: in which order do you multiply?"
     expect(got.kept <= right.kept + SLACK, most)
 
 
@@ -105,9 +102,7 @@ def _expect_merges(layer: Any, x: torch.Tensor, training: bool) -> None:
         twice = same([W], [2 * merged - before], 1e-4)
         expect(not twice, "merge() twice adds the adapter twice. What does `self.merged` say?")
         expect(same([W], [merged], 1e-4), f"After {calls}, W is not W + scale·B·A, whatever dropout is.")
-    added = (
-        "A merged forward should use only the frozen layer. Does it check `self.merged`, and who sets that?"
-    )
+    added = "A merged forward should use only the frozen layer. Does it check `self.merged`?"
     dropping = "In training mode a merged layer still drops numbers. It should compute only the base."
     for mode, message in ((False, added), (True, dropping)):
         expect(same([call(layer.train(mode), x, returns=torch.Tensor)], [apart], 1e-4), message)
@@ -203,10 +198,7 @@ def packed(answer: Any) -> None:
     found = [_packed_and_back(answer, *case) for case in cases]
     recognized(found, cases, packed_right, PACKED_MISTAKES, otherwise, close)
     small = torch.tensor([1e-7, -7e-7, 3e-7, 0.0])
-    tiny = (
-        "A block of tiny numbers comes back wrong: "
-        "you add to the scale, or clamp it at, more than it is itself."
-    )
+    tiny = "A block of tiny numbers comes back wrong: what do you add to a scale, or clamp it at?"
     # scaled up: else no error would show
     expect(close([1e7 * _packed_and_back(answer, small, 4)], [1e7 * packed_right(small, 4)]), tiny)
 
@@ -361,9 +353,7 @@ def product8(answer: Any) -> None:
     )
     close = partial(same, tolerance=1e-4)
     recognized(got, [*cases, (zeros, codes, scale)], product8_right, PRODUCT8_MISTAKES, otherwise, close)
-    clamped = (
-        "A tiny token comes out wrong: what you add to its scale, or clamp it at, is larger than the scale."
-    )
+    clamped = "A tiny token comes out wrong: what do you add to its scale, or clamp it at?"
     small = 1e7 * _eight_bits(answer, 1e-7 * x, codes, scale)
     expect(close([small], [product8_right(x, codes, scale)]), clamped)
 

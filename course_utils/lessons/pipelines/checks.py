@@ -134,8 +134,7 @@ def order(answer: Any) -> None:
         many = "Too many forwards at first: the stage keeps more micro-batches than 1F1B needs."
         expect(mine <= ahead, many)
         alternate = (
-            "The start is right. After it, backward and forward alternate until no forward is left, both in "
-            "the order of the micro-batches."
+            "The start is right. After it, backward and forward alternate, in the micro-batches' order."
         )
         expect(got == right, alternate)
 
@@ -205,10 +204,7 @@ def _play(answer: Any, rank: int, sizes: Sequence[int]) -> None:
         taken.append(messages[rank][len(taken)].clone())
         shape = tuple(shape)
         given = taken[-1].clone()
-        order = (
-            f"{stage} you wait for {shape}, and another shape comes. "
-            "Do you wait in the order of the micro-batches?"
-        )
+        order = f"{stage} you wait for {shape}, and another shape comes. In which order do you wait?"
         expect(shape == given.shape, order)
         if rank == 1:
             passed.append([weakref.ref(given.untyped_storage())])

@@ -36,16 +36,9 @@ def mlp(answer: Any) -> None:
         expect(same([got.output], [right.output]), "The output is not down(gelu(up(x))).")
         expect(same(got.gradients, right.gradients), "The output is right, but some gradient is not.")
         expect(got.kept > 2 * x.nbytes, "You keep only x, so `up` runs again. Keep its output, too.")
-        who = (
-            "GELU's output is still kept. "
-            "Which operation needs it in backward: GELU, or the product after it? "
-            "(Or does a function of yours refer to it?)"
-        )
+        who = "GELU's output is still kept. Which operation needs it in backward: GELU, or the next one?"
         expect(got.kept <= 5 * x.nbytes, who)  # x, and up's output of 4h
-        again = (
-            "A matrix product runs again. Is `up` in what you checkpoint? "
-            "Or does your variant not stop early?"
-        )
+        again = "A matrix product runs again. Is `up` in what you checkpoint? Does your variant stop early?"
         expect(flops <= once, again)
 
 
@@ -61,9 +54,7 @@ GROUPS = ((6, 2), (7, 3), (5, 1))
 WIDTH = 16
 LOOP_OVER = "Your function runs again after the loop has ended. What do its variables refer to then?"
 OTHER = f"Backward ran something other than forward. {LOOP_OVER}"
-FROZEN = (
-    "No weight gets a gradient when x requires none, as after a frozen embedding. Which variant does that?"
-)
+FROZEN = "No weight gets a gradient when x requires none. Which variant of `checkpoint` does that?"
 HINTS = {"Recomputed values": OTHER, "different number of tensors": OTHER, "None of the inputs have": FROZEN}
 
 
@@ -115,9 +106,7 @@ def in_groups(answer: Any) -> None:
     for count, k in GROUPS:
         right, order = _in_groups(groups_right, count, k)
         got, runs = _in_groups(answer, count, k)
-        output = (
-            "The output is not what the blocks compute one after the other. Does each block run, in order?"
-        )
+        output = "The output is not what the blocks compute. Does each block run, in order?"
         expect(same([got.output], [right.output]), output)
         expect(got.gradients[0] is not None, "No gradient reaches x. What cuts the graph?")
         expect(len(runs) != count, "Nothing runs again: every block keeps everything. Where is `checkpoint`?")
@@ -138,7 +127,7 @@ def in_groups(answer: Any) -> None:
     output = "With dropout, your output differs. Seed nothing, and leave the blocks in training mode."
     expect(same([got.output], [kept.output]), output)
     masks = (
-        "With dropout, the second forward draws other masks than the first. What restores the random state?"
+        "With dropout, the second forward draws other masks than the first. Who restores the random state?"
     )
     expect(same(got.gradients, kept.gradients), masks)
 
@@ -235,16 +224,12 @@ def worth(answer: Any) -> None:
 # 06.4: own_checkpoint
 TOO_FAR = "Backward of the second run continues into the operations that made the inputs. Where must it end?"
 PUT_BACK = "After backward, your caller gets other random numbers. Restore the state that you found."
-FORMATS = (
-    "The second run has another autocast than the first. Was it on in the first run, and in which dtype?"
-)
+FORMATS = "The second run has another autocast than the first. Was it on, and in which dtype?"
 NO_GRAPH = "The second run has no graph: autograd is off in backward. Or does x require no gradient there?"
 OWN_HINTS = {
     "have the same dtype": FORMATS,
     "require gradients": "Token ids are whole numbers and take no gradient. Which inputs required one?",
-    "incorrect number of gradients": (
-        "A Function's backward returns one item per argument of its forward, some None."
-    ),
+    "incorrect number of gradients": "A backward returns one item per argument of its forward, some None.",
     "a second time": TOO_FAR,
     **dict.fromkeys(
         ("KeyError", "IndexError", "does not require grad and does not have a grad_fn"), NO_GRAPH
@@ -296,10 +281,7 @@ def _expect_like_direct(answer: Any, otherwise: str, **options: Any) -> tuple[Ra
     """Raise CheckFailed unless output, gradients and later random numbers are those without a checkpoint."""
     got, notes, after = _own(answer, **options)
     right, _, later = _own(lambda function, *inputs: function(*inputs), **options)
-    output = (
-        "The output is not what the function returns. "
-        "Do you leave the first run as it is, random numbers too?"
-    )
+    output = "The output is not the function's. Do you leave the first run as it is, random numbers too?"
     expect(same([got.output], [right.output]), output)
     never = "Backward never runs the function again: everything is kept."
     expect(len(notes) > options.get("times", 1), never)
@@ -325,10 +307,7 @@ def own_checkpoint(answer: Any) -> None:
     more = "You keep more than the inputs for backward. What still holds tensors of the first run?"
     expect(got.kept <= most, more)
     _expect_like_direct(answer, f"With two in a row, gradients are off. {TOO_FAR}", times=2)
-    masks = (
-        "With dropout, gradients are off: the second run draws other masks. "
-        "Which state did the first run have?"
-    )
+    masks = "With dropout, gradients are off: the second run draws other masks. Which state had the first?"
     _expect_like_direct(answer, masks, dropout=0.5, times=2, seed=1)
     _expect_like_direct(answer, "Under autocast, gradients are off.", dtype=torch.float16)
     _expect_inputs_alone(answer)

@@ -135,9 +135,7 @@ def _expect_adam(after: list[torch.Tensor], shapes: Shapes) -> None:
     right = list(by_adam(shapes, everybody, 1 / RANKS))
     other = "The first step is not Adam's, with this learning rate. Follow one number to its slice and back."
     expect(close(first, right[0]), other)
-    only_first = (
-        "Only the first step is right. What must Adam keep from step to step? Is an old gradient still there?"
-    )
+    only_first = "Only the first step is right. What must Adam keep? Is an old gradient still there?"
     expect(close(after[-1], right[-1]), only_first)
 
 

@@ -72,10 +72,7 @@ def padding(answer: Any) -> None:
 # 11.2: Zero1Adam, 11.3: checkpoint
 PROGRAM = "course_utils.lessons.sharding.check_ranks"
 STARTS = "The check starts four processes. This takes about ten seconds."
-UNEVEN = (
-    "The vector is not D slices. "
-    "Did you pad weights and gradients? Are the arguments of the exchange in order?"
-)
+UNEVEN = "The vector is not D slices. Did you pad weights and gradients? Are the arguments in order?"
 STEP_HINTS = {"output tensor size": UNEVEN, "same size as output size": UNEVEN}
 
 
@@ -112,10 +109,7 @@ def checkpoint(answer: Any) -> None:
 
     expect_together(one_call, RANKS)
     found_on_ranks(PROGRAM, RANKS, "checkpoint", answer)
-    gpu = (
-        "The numbers are right, but rank 0 keeps whole tensors on its GPU. "
-        "A model that needs shards has no room there."
-    )
+    gpu = "The numbers are right, but rank 0 keeps whole tensors on its GPU, which has no room for them."
     expect(_in_host_memory(answer), gpu)
 
 

@@ -98,10 +98,7 @@ def largest_micro_batch(answer: Any) -> None:
             left = torch.cuda.memory_allocated() - WORKSPACES
         card = f"From {start} on a card of {room} MB:"
         cycle = "the training refers to itself. What frees such a cycle once names and error are gone?"
-        held = (
-            "an attempt is still alive when the next begins. "
-            "Who refers to it: a name, or an error's traceback?"
-        )
+        held = "an attempt is still alive when the next begins. Who refers to it: a name, or a traceback?"
         why = cycle if start == 128 else held
         expect(max(trainings.alive, default=0) <= 0, f"{card} {why}")
         expect(
@@ -238,9 +235,7 @@ def _fills_peak(found: Measurement, gradients_kept: bool) -> str:
     """The likely contents of a step's peak, and a question about them."""
     logits = [one.bytes for one in found.alive_at(found.peak_event) if one.shape[-1:] == (8000,)]
     if max(logits, default=0) > 9 * MB:
-        return (
-            "Logits are among the largest tensors there. For how many tokens at a time do you compute them?"
-        )
+        return "Logits are among the largest tensors there. For how many tokens at a time do you make them?"
     if sum(logits) > 20 * MB:
         return (
             "All pieces of the loss keep their logits for backward. Must they, or can you compute them again?"
