@@ -30,7 +30,7 @@ from ...interactive.feedback import (
 from ...units import MiB
 from ...watching.on_gpu import on_new_gpu
 from ..shared.judging import same, seeded
-from .traces import Process, in_one_process, trace_of
+from .traces import in_one_process, trace_of
 
 # --------------------------------------------------------------------------------------------------
 # 12.1: peaks
@@ -57,35 +57,30 @@ TRAININGS: tuple[tuple[Callable[[], nn.Module], Callable[[int], torch.Tensor], t
 
 
 @cache
-def counted(number: int, batches: tuple[int, ...], keep: bool = False) -> dict[str, dict[int, int]]:
-    """Some counters by batch size in one of TRAININGS, all in one process, which may `keep` its models."""
+def counted(number: int, batches: tuple[int, ...]) -> dict[str, dict[int, int]]:
+    """Some counters by batch size in one of TRAININGS, whose batches are trained in one process."""
     make, draw, _ = TRAININGS[number]
     found: dict[str, dict[int, int]] = defaultdict(dict)
-    kept: list[Any] = []
     with on_new_gpu():
         for batch in batches:
             model = optimizer = None
             model = make()
             optimizer = torch.optim.AdamW(model.parameters())
-            if keep:
-                kept += [model, optimizer]
             torch.cuda.reset_peak_memory_stats()
             for counter in ("first step", "peak"):
-                before = torch.cuda.memory_allocated()
                 model(draw(batch)).square().mean().backward()
                 optimizer.step()
                 optimizer.zero_grad()
                 found[counter][batch] = torch.cuda.max_memory_allocated()
-            found["extra"][batch] = found["peak"][batch] - before
             found["never reset"][batch] = max(found["peak"].values())
             found["after"][batch] = torch.cuda.memory_allocated()
             found["reserved"][batch] = torch.cuda.memory_reserved()
     return found
 
 
-def _read(counter: str, keep: bool = False) -> Callable[[int, int], int]:
+def _read(counter: str) -> Callable[[int, int], int]:
     """A counter by training and batch size, with all of its batch sizes in one process."""
-    return lambda number, batch: counted(number, TRAININGS[number][-1], keep)[counter][batch]
+    return lambda number, batch: counted(number, TRAININGS[number][-1])[counter][batch]
 
 
 PEAK_MISTAKES: Mistakes = {
@@ -96,11 +91,9 @@ PEAK_MISTAKES: Mistakes = {
     "This is `reserved`, which keeps what earlier trainings took. Which counter counts tensors?": (
         _read("reserved")
     ),
-    "Earlier trainings are still in memory: what holds a model and its states?": _read("peak", keep=True),
     "This is the first step's peak: Adam makes its states at the end. The second step has them.": (
         _read("first step")
     ),
-    "You subtract what was there before. Weights and states belong to a training's peak.": _read("extra"),
 }
 
 
@@ -125,7 +118,10 @@ def peaks(answer: Any) -> None:
         spans = zip(got, wanted, output, strict=True)
         return all(0.98 * least <= one <= 1.02 * least + 2 * more for one, least, more in spans)
 
-    otherwise = "Some peak is off. Take two steps with exactly that loss, and read the most bytes allocated."
+    otherwise = (
+        "Some peak is off. Take two steps with exactly that loss, and read the most bytes allocated, with "
+        "nothing subtracted. Is an earlier training still in memory: its model, or a loss with its graph?"
+    )
     recognized(mine, cases, _peak_alone, PEAK_MISTAKES, otherwise, close)
 
 
@@ -134,16 +130,14 @@ def _peak_alone(number: int, batch: int) -> int:
 
 
 @cache
-def process() -> Process:
-    """A small GPT trained with several batch sizes in one process, on the CPU, through one allocator."""
-    runs = {str(batch): TrainingRun(SMALL, batch, 64, "fp32", attention="eager") for batch in (32, 16, 8, 4)}
-    return in_one_process({label: measure(run, source="cpu") for label, run in runs.items()})
-
-
 def planted_report() -> dict[str, int]:
-    """A colleague's report of that process: by batch size a maximum that was never reset."""
-    allocated = process().replayed.allocated
-    return {label: max(allocated[:last]) for label, (_, last) in process().spans.items()}
+    """A colleague's report of a small GPT, trained with several batch sizes in one process, on the CPU.
+
+    By batch size it has a maximum that was never reset.
+    """
+    runs = {str(batch): TrainingRun(SMALL, batch, 64, "fp32", attention="eager") for batch in (32, 16, 8, 4)}
+    process = in_one_process({label: measure(run, source="cpu") for label, run in runs.items()})
+    return {label: max(process.replayed.allocated[:last]) for label, (_, last) in process.spans.items()}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -153,7 +147,6 @@ def fragmented(answer: Any) -> None:
     """`answer(capacity)` is a list of events; the last, a request, fails with more than half free."""
     for capacity in (80 * MiB, 200 * MiB, 640 * MiB):
         events = call(answer, capacity=capacity, returns=(list, tuple))
-        expect(events, "Your list is empty.")
         try:
             result = replay(events, capacity)
         except (TypeError, ValueError) as error:
@@ -236,7 +229,6 @@ def _check_features(answer: Any) -> None:
         graph = any(one.requires_grad for one in got)
         leave = "Your features carry a graph, which keeps the model's activations: leave `no_grad` in place."
         expect(not graph, leave)
-        expect(all(one.dtype == torch.float32 for one in got), "Return the features in fp32.")
         exact = same(got, right)
         moved = not exact and all(any(same([one], [other]) for one in got) for other in right)
         order = "The features are right, but in the order that you made them. Return the documents' order."
@@ -312,13 +304,8 @@ example_snapshot = partial(snapshot, LEAKS[0])  # one of the hidden ones, to loo
 def leak(answer: Any) -> None:
     """`answer(snapshot)` is the module whose tensors pile up, or None."""
     got = [call(answer, snapshot=snapshot(module), returns=str | None) for module in LEAKS]
-    parameter = next((mine for mine in got if mine and "." in mine and " of " not in mine), "")
-    expect(
-        not parameter,
-        f"You name {parameter!r}, which is not a module. "
-        "It was made in the set-up, step 0, and its gradient in step 5. Which steps count?",
-    )
-    expect(len(set(got)) > 1, "You give the same answer, whatever the snapshot says. The hidden ones differ.")
+    always = "You give the same answer, whatever the snapshot says. Which steps count? Step 0 is the set-up."
+    expect(len(set(got)) > 1, always)
     wrong = [(mine, module) for mine, module in zip(got, LEAKS, strict=True) if mine != module]
     leaks = None not in [module for _, module in wrong]
     none = "You find a leak where there is none. How many steps make a leak's blocks? Step 0 is the set-up."
