@@ -40,21 +40,19 @@ def micro_batch(real: int) -> MicroBatch:
 
 
 class Bigrams(nn.Module):
-    """A table in fp64 whose dropout depends on the micro-batch alone; it counts micro-batches in memory."""
+    """A table in fp64; it counts micro-batches in memory."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = nn.Parameter(
-            torch.linspace(-1, 1, WORDS * WORDS, dtype=torch.float64).reshape(WORDS, WORDS)
-        )
+        first = torch.linspace(-1, 1, WORDS * WORDS, dtype=torch.float64)
+        self.table = nn.Parameter(first.reshape(WORDS, WORDS))
         self.unused = nn.Parameter(torch.ones(3))
         self.handed: list[weakref.ref[torch.Tensor]] = []  # the tokens of all micro-batches so far
         self.held = 0  # the most of them that were alive in a forward
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         self.held = max(self.held, sum(one() is not None for one in self.handed))
-        with seeded(int(tokens.sum())):
-            return nn.functional.dropout(self.table[tokens], 0.2)
+        return self.table[tokens]
 
     def stream(self, counts: Sequence[int]) -> Iterator[MicroBatch]:
         """Hand out each micro-batch once, and remember which ones somebody still holds."""
@@ -65,65 +63,62 @@ class Bigrams(nn.Module):
             del part  # else it would live until the next one is made
 
 
+def _with_optimizer() -> tuple[Bigrams, torch.optim.Optimizer]:
+    model = Bigrams()
+    return model, torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+
+
 def passed(loop: Callable[..., Any], counts: Sequence[int], k: int) -> tuple[Bigrams, Any, int]:
     """The model after two passes, as two epochs make, what the last one returned, and the peak in bytes."""
-    model = Bigrams()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    model, optimizer = _with_optimizer()
     seen = alive_during(lambda: [loop(model, optimizer, model.stream(counts), k) for _ in range(2)])
     return model, seen.result[-1], seen.peak
 
 
-def real_tokens(*parts: MicroBatch) -> int:
-    return sum(int((targets != IGNORED).sum()) for _, targets in parts)
-
-
-def _share(part: MicroBatch, group: Sequence[MicroBatch]) -> float:
-    return real_tokens(part) / real_tokens(*group)
-
-
 def looking_ahead(
-    model: Bigrams,
-    optimizer: torch.optim.Optimizer,
-    loader: Iterator[MicroBatch],
-    k: int,
-    weigh: Callable[[MicroBatch, Sequence[MicroBatch]], float] = _share,
-) -> list[float]:
-    """A pass that knows all its micro-batches beforehand; a mean loss counts by its weight in its group."""
+    counts: Sequence[int], k: int, weigh: Callable[[Sequence[int]], Sequence[float]]
+) -> tuple[torch.Tensor, list[float]]:
+    """The table after two passes that know each group beforehand, and the losses of the last one.
+
+    `weigh` says how much the mean loss of each micro-batch counts, from the real tokens in its group.
+    """
+    model, optimizer = _with_optimizer()
     losses = []
-    parts = list(loader)
-    for group in (parts[first : first + k] for first in range(0, len(parts), k)):
-        if real_tokens(*group):
-            weighed = [mean_loss(model, part) * weigh(part, group) for part in group if real_tokens(part)]
+    for group in [counts[first : first + k] for first in range(0, len(counts), k)] * 2:
+        if sum(group):
+            pairs = zip(group, weigh(group), strict=True)
+            weighed = [weight * mean_loss(model, micro_batch(real)) for real, weight in pairs if real]
             loss = torch.stack(weighed).sum()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-    return losses
+    return model.table, losses[len(losses) // 2 :]
 
 
-def _table_after(counts: Sequence[int], k: int, **how: Any) -> torch.Tensor:
-    return passed(partial(looking_ahead, **how), counts, k)[0].table
+def by_tokens(group: Sequence[int]) -> list[float]:
+    return [real / sum(group) for real in group]
 
 
-PASS_MISTAKES: Mistakes = {  # what learners make of a micro-batch's weight
+def _table_after(weigh: Callable[[Sequence[int]], Sequence[float]]) -> Callable[..., torch.Tensor]:
+    return lambda counts, k: looking_ahead(counts, k, weigh)[0]
+
+
+PASS_MISTAKES: Mistakes = {
     "You take a mean of means: a token of a short micro-batch counts more than one of a long micro-batch.": (
-        partial(_table_after, weigh=lambda part, group: 1 / len(group))
+        _table_after(lambda group: [1 / len(group)] * len(group))
     ),
     "You add up sums and never divide: your step grows with the number of tokens.": (
-        partial(_table_after, weigh=lambda part, group: real_tokens(part))
+        _table_after(lambda group: group)
     ),
-    "You add up means and never divide: your step grows with k.": (
-        partial(_table_after, weigh=lambda part, group: 1)
+    "You add up means and never divide: your step grows with k.": _table_after(
+        lambda group: [1] * len(group)
     ),
     "You divide by padding, too. How many tokens have a target?": (
-        partial(
-            _table_after,
-            weigh=lambda part, group: real_tokens(part) / sum(targets.numel() for _, targets in group),
-        )
+        _table_after(lambda group: [real / sum(micro_batch(n)[1].numel() for n in group) for real in group])
     ),
     "You call zero_grad within a group: that throws away the sum so far.": (
-        partial(_table_after, weigh=lambda part, group: _share(part, group) if part is group[-1] else 0)
+        _table_after(lambda group: [0] * (len(group) - 1) + by_tokens(group)[-1:])
     ),
 }
 STREAM = "The loader is a stream: it hands out one micro-batch at a time, and cannot say how many there are."
@@ -142,7 +137,7 @@ def train_pass(answer: Any) -> None:
     held = 0
     for name, (counts, k) in STREAMS.items():
         model, losses, _ = passed(asked, counts, k)
-        means = passed(looking_ahead, counts, k)[1]
+        means = looking_ahead(counts, k, by_tokens)[1]
         nan = "NaN in the weights. A mean over no token at all is 0/0: where do you divide?"
         expect(not model.table.isnan().any(), f"With {name}: {nan}")
         steps = (
@@ -154,7 +149,7 @@ def train_pass(answer: Any) -> None:
         clean = all(weight.grad is None for weight in model.parameters())
         expect(clean, f"With {name}: some `.grad` is not None after the pass. Who clears it?")
         elsewhere = f"With {name}: the weights end elsewhere. Whose mean is it, and who clears `.grad`?"
-        recognized([model.table], [(counts, k)], _table_after, PASS_MISTAKES, elsewhere, same)
+        recognized([model.table], [(counts, k)], _table_after(by_tokens), PASS_MISTAKES, elsewhere, same)
         for one in losses:
             graph = getattr(one, "requires_grad", False)
             expect(not graph, "You return a loss with its graph: use `.item()`.")

@@ -112,7 +112,7 @@ def in_groups(answer: Any) -> None:
         expect(same([got.output], [right.output]), output)
         expect(dropout or got.gradients[0] is not None, "No gradient reaches x. What cuts the graph?")
         expect(len(runs) != count, "Nothing runs again: every block keeps everything. Where is `checkpoint`?")
-        last = "Some blocks do not run again: even the last one must. `checkpoint_sequential` leaves out its group."
+        last = "Not all blocks run again: even the last one must, which `checkpoint_sequential` leaves out."
         expect(len(runs) >= 2 * count, last)
         slopes = f"The output is right, but the gradients are not. {LOOP_OVER}"
         masks = (
