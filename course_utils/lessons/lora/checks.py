@@ -288,8 +288,8 @@ def product(answer: Any) -> None:
         there = [*packed.stored, bias]
         for b in (bias, None):
             packed.times = 0
-            run = partial(call, answer, packed=packed, bias=b, returns=torch.Tensor)
-            got = forward_backward(lambda x: run(x=x), [x], there, hints=hints)  # noqa: B023
+            run = partial(call, answer, returns=torch.Tensor)
+            got = forward_backward(lambda x: run(x, packed, b), [x], there, hints=hints)  # noqa: B023
             right = forward_backward(lambda x: linear(x, dense, b), [x], there)  # noqa: B023
             expect(got.output.dtype == dtype, f"x is {dtype}, but the output is not: the unpacked W is fp32.")
             expect(b is None or not same([got.output + b], [right.output], tolerance), "The bias is missing.")

@@ -230,17 +230,11 @@ def _play(answer: Any, rank: int, sizes: Sequence[int]) -> None:
 def _expect_message(stage: str, rank: int, m: int, sent: int, taken: int) -> None:
     """CheckFailed if a rank that waits for a message now gets none, or makes both stages wait by turns."""
     expect(taken < m, f"{stage} you wait for more messages than come. There is one per micro-batch.")
-    waits = rank == 0 and sent <= taken
-    expect(not waits, f"{stage} you wait forever: for a gradient whose output you have not sent yet.")
     soon = rank == 0 and sent < min(m, taken + 2)
-    slow = f"{stage} it waits after each micro-batch, and so does the other stage: send one more first."
-    expect(not soon, slow)
+    expect(not soon, f"{stage} you wait before two outputs are on their way: send one more first.")
     early = rank == 1 and taken > sent + 1
-    expect(
-        not early,
-        f"{stage} you wait for a third input before you send the first gradient. "
-        "Stage 0 goes two micro-batches ahead, then waits for you. Both wait forever.",
-    )
+    both = "you wait for a third input before you send the first gradient, for which stage 0 waits."
+    expect(not early, f"{stage} {both}")
 
 
 def _expect_gradients(
@@ -282,38 +276,34 @@ def parallel_mlp(answer: Any) -> None:
             down = torch.randn(h, 4 * h)
             down_bias = torch.randn(h)
         parts = list(zip(up.chunk(t), up_bias.chunk(t), down.chunk(t, dim=1), strict=True))
-        whole = forward_backward(_mlp, [x, up, up_bias, down, down_bias])
         each = [forward_backward(_mlp, [x, *part]) for part in parts]
+        whole = forward_backward(_with_residual, [x, up, up_bias, down, down_bias])
         sums = list[bool]()
         wanted = [whole.gradients[0], *each[rank].gradients[1:], whole.gradients[4]]
         all_reduce = partial(_all_reduce, each, rank, down_bias, sums)
-        run = partial(_run_rank, answer, all_reduce)
+        run = partial(_with_residual, layer=partial(_run_rank, answer, all_reduce))
         got = forward_backward(run, [x, *parts[rank], down_bias])
         where = f"With {t} ranks," if t > 1 else f"With {t} rank,"
         often = f"{where} you sum {sums.count(False)} × in forward and {sums.count(True)} × in backward."
         expect(sorted(sums) == [False, True], f"{often} Where is there only a part?")
         expect(same([got.output], [whole.output], 1e-4), f"{where} the output is not the complete MLP's.")
-        names = ("x", "up", "up_bias", "down", "down_bias")
-        none = [name for name, gradient in zip(names, got.gradients, strict=True) if gradient is None]
-        expect(not none, f"{where} no gradient reaches {', '.join(none)}. What do your two functions return?")
-        off = [n for n, a, b in zip(names, got.gradients, wanted, strict=True) if not same([a], [b], 1e-4)]
-        expect(not off, f"{where} the output is right, but the gradient of {', '.join(off)} is not.")
-        got = forward_backward(partial(_residual, run), [x, *parts[rank], down_bias])
-        whole = forward_backward(partial(_residual, _mlp), [x, up, up_bias, down, down_bias])
-        twice = f"{where} the gradient of x is off in x + parallel_mlp(x, …). Sum only the MLP's part of it."
-        expect(same([got.gradients[0]], [whole.gradients[0]], 1e-4), twice)
+        pairs = zip(("x", "up", "up_bias", "down", "down_bias"), got.gradients, wanted, strict=True)
+        off = [name for name, mine, right in pairs if not same([mine], [right], 1e-4)]
+        slopes = f"{where} the output is right, but the gradient of {', '.join(off)} is not."
+        expect(not off, f"{slopes} What do your two functions return?")
 
 
 def _mlp(x: Any, up: Any, up_bias: Any, down: Any, down_bias: Any = None) -> torch.Tensor:
     return linear(gelu(linear(x, up, up_bias)), down, down_bias)
 
 
+def _with_residual(x: torch.Tensor, *given: torch.Tensor, layer: Any = _mlp) -> torch.Tensor:
+    """x is used next to the layer, too, so that a sum of all of x's gradient is too much."""
+    return x + layer(x, *given)
+
+
 def _run_rank(answer: Any, all_reduce: Any, *given: Any) -> torch.Tensor:
     return call(answer, *given, all_reduce, returns=torch.Tensor)
-
-
-def _residual(layer: Callable[..., torch.Tensor], x: torch.Tensor, *given: torch.Tensor) -> torch.Tensor:
-    return x + layer(x, *given)
 
 
 def _all_reduce(each: Sequence[Ran], rank: int, bias: torch.Tensor, sums: list[bool], tensor: Any) -> None:
@@ -332,17 +322,13 @@ def _all_reduce(each: Sequence[Ran], rank: int, bias: torch.Tensor, sums: list[b
     unseen = f"{way} a tensor of autograd's graph in place, and autograd does not see that. Use `Summed`."
     expect(not seen, unseen)
     if not same([tensor], [parts[rank]], 1e-4):
-        expect(
-            not backward,
-            f"{way} something else than this rank's part of x's gradient. "
-            "If every rank has the complete gradient, pass it on unchanged: the sum is t times too large.",
-        )
         biased = same([tensor], [parts[rank] + bias], 1e-4)
         expect(not biased, f"{way} the bias, too: t ranks add it t times.")
-        fail(
-            f"{way} something else than this rank's part of the output. "
-            "Is the part itself off: its bias, its GELU?"
+        complete = (
+            "If every rank has the complete gradient, pass it on unchanged: the sum is t times too large."
         )
+        off = complete if backward else "Is the part itself off: its bias, its GELU?"
+        fail(f"{way} something else than this rank's part of x's gradient, or of the output. {off}")
     sums.append(backward)
     with torch.no_grad():
         tensor.copy_(torch.stack(parts).sum(0))
