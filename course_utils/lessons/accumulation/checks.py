@@ -280,16 +280,10 @@ def noise_right(b: int, lengths: Sequence[float], long: float) -> torch.Tensor:
     return torch.tensor([long - noise / (b * k), noise])
 
 
-def _scaled(power: int) -> Callable[..., torch.Tensor]:
-    """`noise_right` of squared lengths times k to this power."""
-    return lambda b, lengths, long: noise_right(b, [one * len(lengths) ** power for one in lengths], long)
-
-
 # of the sequences in a micro-batch, and of squared lengths: each gradient's, and their mean's
 NOISE_MISTAKES: Mistakes = {
-    "You measure gradients of loss / k. How long is the gradient of a micro-batch's own loss?": _scaled(-2),
-    "A squared length changes with the square of a factor. By which factor do you divide each loss?": (
-        _scaled(-1)
+    "You measure gradients of loss / k. How long is the gradient of a micro-batch's own loss?": (
+        lambda b, lengths, long: noise_right(b, [one / len(lengths) ** 2 for one in lengths], long)
     ),
     "You look at only the first micro-batch. The others say as much.": (
         lambda b, lengths, long: noise_right(b, lengths[:1] * len(lengths), long)
