@@ -172,7 +172,7 @@ def _execute(path: Path, arguments: Sequence[str], watch: ScriptWatch) -> None:
         # its own exit code would be taken for ours
         no_way_around = mock.patch.object(os, "_exit", sys.exit)
         with patched, no_way_around, redirect_stdout(sys.stderr):
-            runpy.run_path(str(path), run_name="__main__")
+            runpy.run_path(str(path.absolute()), run_name="__main__")  # as Python's own `__file__`
     except Finished as finished:
         let_go(finished)
         return
@@ -243,3 +243,5 @@ def _steps(watch: ScriptWatch, values: HostValues) -> Iterator[str]:
     if values.read:
         lines = ", ".join(list(values.read)[:3])
         yield f"values that the script reads on the GPU are placeholders of {PLACEHOLDER}: {lines}"
+    if values.anomalies:
+        yield "torch's anomaly detection finds nothing here: no simulated gradient is NaN"

@@ -177,6 +177,7 @@ class HostValues(TorchDispatchMode):
     def __init__(self, arrived: Callable[[list[FakeTensor]], Any]) -> None:
         super().__init__()
         self.read: dict[str, None] = {}
+        self.anomalies = False  # True once backward has asked a gradient whether it has a NaN
         self._arrived = arrived
         self._stack = ExitStack()
 
@@ -291,6 +292,9 @@ class HostValues(TorchDispatchMode):
     def _number(self, tensor: FakeTensor) -> Any:
         """The number in a tensor where it is known, else the placeholder. Raises StepError for a truth."""
         if tensor.dtype == torch.bool and known_values(tensor) is None:
+            if torch.is_anomaly_enabled() and calling_place()[1]:
+                self.anomalies = True
+                return False
             raise StepError(
                 f"{described(calling_place()[0])}: tests values on the GPU, but a simulated GPU has no values"
             )
