@@ -1,11 +1,14 @@
 """Ways in which training scripts are written, and what each of them needs while it is watched."""
 
+import atexit
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from course_utils.errors import ScriptError
 from course_utils.measurement import Measurement
 from course_utils.units import round_up
 from course_utils.watching.script import watch_script
@@ -172,3 +175,102 @@ step(), step()
 def test_a_script_works_in_a_folder_that_it_has_made(watched):
     Path("config.json").write_text('{"lr": 0.1}')
     assert "outputs/first" in watched(SET_UP + ENTERED).provenance.note
+
+
+IN_A_THREAD = """
+import threading
+thread = threading.Thread(target=step)
+thread.start()
+thread.join()
+"""
+
+
+ON_THE_HOST = SET_UP.replace('.to("cuda")', "").replace(".cuda()", "")
+
+
+@pytest.mark.parametrize(("text", "line"), [(SET_UP, 6), (ON_THE_HOST, 7)])
+def test_training_in_another_thread_is_one_sentence(watched, monkeypatch, text, line):
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    words = f"^train.py:{line} .*: runs in another thread, but only the main thread is followed"
+    with pytest.raises(ScriptError, match=words) as refused:
+        watched(text + IN_A_THREAD)
+    assert "\n" not in str(refused.value)
+
+
+PREPARED = """
+import queue, threading
+class Augmented(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mixed = nn.Linear(64, 64)
+    def forward(self, x):
+        return self.mixed(x)
+def prepare():
+    augmented = Augmented()
+    for _ in range(2):
+        ready.put(augmented(torch.randn(32, 64)).detach())
+ready = queue.Queue(1)
+threading.Thread(target=prepare).start()
+for _ in range(2):
+    x = ready.get()
+    assert x.std() > 0
+    model(x.cuda()).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_thread_may_prepare_data_with_real_values(watched):
+    measured = watched(SET_UP + PREPARED)
+    assert "2 steps taken" in measured.provenance.note
+    assert not [item for item in measured.allocations if "Augmented" in item.module]
+
+
+def test_handlers_of_the_script_s_for_the_end_of_python_do_not_run(watched):
+    registered = atexit._ncallbacks()
+    watched("import atexit\n@atexit.register\ndef late():\n    open('late.txt', 'w')\n" + TRAINED)
+    assert atexit._ncallbacks() == registered
+
+
+PROJECT = {
+    "config.json": '{"width": 256}',
+    "settings.ini": "[optimizer]\nlr = 0.1\n",
+    "network.py": "from torch import nn\ndef made(width):\n    return nn.Linear(64, width)\n",
+    "data/__init__.py": "from .sizes import BATCH\n",
+    "data/sizes.py": "BATCH = 32\n",
+}
+MAIN = """
+import argparse, configparser, json, os
+from dataclasses import dataclass
+from pathlib import Path
+import torch
+from data import BATCH
+from network import made
+@dataclass
+class Config:
+    width: int
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=2)
+    chosen = parser.parse_args()
+    config = Config(**json.loads((Path(__file__).parent / "config.json").read_text()))
+    with open("settings.ini") as file:
+        settings = configparser.ConfigParser()
+        settings.read_file(file)
+    assert os.path.isabs(__file__)
+    model = made(config.width).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=settings.getfloat("optimizer", "lr"))
+    for _ in range(chosen.epochs):
+        model(torch.randn(BATCH, 64, device="cuda")).sum().backward()
+        optimizer.step()
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_a_project_has_its_modules_arguments_and_settings(watched, tmp_path):
+    for name, text in PROJECT.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    measured = watched(MAIN)
+    assert measured.breakdown["parameters"] == round_up(4 * 256 * 64) + round_up(4 * 256)
