@@ -17,6 +17,7 @@ from ..measuring.cuda_answers import SimulatedEvent, class_of_this_thread
 from ..measuring.phases import PLACEHOLDER
 from .checkpoints import copied, load, reduced, save
 from .shield import NotAllowed
+from .steps import known_values
 
 WORKERS = (
     "num_workers",
@@ -76,6 +77,8 @@ def _replacements(notes: dict[str, None], simulated: bool) -> Iterator[tuple[Any
     # a fake GPU holds no values and draws no random numbers
     yield torch, "load", partial(load, torch.load)
     yield FakeTensor, "__reduce_ex__", reduced
+    for owner in (torch, torch.random):  # the host's own, that came back with a checkpoint on the GPU
+        yield owner, "set_rng_state", partial(_set_random_state, torch.set_rng_state)
     yield torch.Tensor, "pin_memory", lambda tensor, *_: tensor
     yield torch, "Generator", class_of_this_thread(torch.Generator, HostGenerator)
     # there is one GPU, on which events take no time
@@ -110,6 +113,11 @@ def _make_profiler(profiler: Any, notes: dict[str, None], make: Any, *args: Any,
 def _trace(notes: dict[str, None], trace: Any, *args: Any, **kwargs: Any) -> Any:
     notes.setdefault("torch.jit.trace: results are not compared, and kernels are not fused")
     return trace(*args, **kwargs | {"check_trace": False})
+
+
+def _set_random_state(set_state: Any, state: torch.Tensor) -> None:
+    known = known_values(state)
+    set_state(state if known is None else known)
 
 
 def _one_process(*_: Any, **__: Any) -> NoReturn:
