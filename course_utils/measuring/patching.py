@@ -68,6 +68,12 @@ FOLLOWED = (
         "torch has a documented way to ask",
     ),
     Inside(
+        "torch._C._functorch:",
+        ("get_unwrapped", "is_functorch_wrapped_tensor"),
+        "inside of torch.func.grad or vmap, a weight is a wrapper without a storage",
+        "torch has a documented way to ask",
+    ),
+    Inside(
         "torch._subclasses.fake_tensor:",
         ("unset_fake_temporarily",),
         "copies of a model and real values are made outside of a simulation",

@@ -1,11 +1,12 @@
 """Somebody's own training script, unchanged, for a few optimizer steps on the simulated GPU or a real one."""
 
+import atexit
 import contextlib
 import os
 import runpy
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import partial
@@ -137,6 +138,9 @@ def watch_script(
         values = HostValues(watch.arrived)
         if simulated:  # after the watch: both answer for a fake tensor's numbers, and these know some
             run(values)
+            # until something else tells of the first tensor that another thread makes on the GPU
+            begin = partial(watch.begin_gpu, torch.cuda._lazy_init)
+            run(mock.patch.object(torch.cuda, "_lazy_init", begin))
         _execute(path, arguments, watch)
         notes = [*_steps(watch, values), *changes, *elsewhere.notes(), *filter(None, [place.why])]
         if not place.card.has_bf16 and any(item.dtype == "bfloat16" for item in measured[0].allocations):
@@ -171,8 +175,10 @@ def _execute(path: Path, arguments: Sequence[str], watch: ScriptWatch) -> None:
         patched = mock.patch.multiple(sys, argv=[str(path), *arguments], path=places)
         # its own exit code would be taken for ours
         no_way_around = mock.patch.object(os, "_exit", sys.exit)
-        with patched, no_way_around, redirect_stdout(sys.stderr):
-            runpy.run_path(str(path), run_name="__main__")
+        register = partial(_register, atexit.register, path.parent.resolve())
+        no_handlers = mock.patch.object(atexit, "register", register)
+        with patched, no_way_around, no_handlers, redirect_stdout(sys.stderr):
+            runpy.run_path(str(path.absolute()), run_name="__main__")  # as Python's own `__file__`
     except Finished as finished:
         let_go(finished)
         return
@@ -181,15 +187,24 @@ def _execute(path: Path, arguments: Sequence[str], watch: ScriptWatch) -> None:
     except SystemExit as ended:
         why = f" by sys.exit({ended.code!r})" if ended.code else ""
     except BaseException as error:
-        sentence = _sentence(error, path, watch.tracker.failure)
+        sentence = watch.in_a_thread or _sentence(error, path, watch.tracker.failure)
         let_go(error)
         raise ScriptError(sentence) from None
     if watch.stepped:
         with contextlib.suppress(Finished):
             watch.end_step()
     if not watch.ends:
-        raise ScriptError(f"{path.name} ends{why} without a step of a torch optimizer: nothing was trained")
+        nothing = f"{path.name} ends{why} without a step of a torch optimizer: nothing was trained"
+        raise ScriptError(watch.in_a_thread or nothing)
     watch.last_step()
+
+
+def _register(register: Callable[..., Any], folder: Path, function: Any, *args: Any, **kwargs: Any) -> Any:
+    """`atexit.register`, which leaves out the script's own handlers: they might write, unwatched."""
+    caller = sys._getframe(1).f_code.co_filename
+    if Path(caller).resolve().is_relative_to(folder):
+        return function
+    return register(function, *args, **kwargs)
 
 
 def _sentence(error: BaseException, path: Path, failure: FailedOperator | None) -> str:
@@ -202,7 +217,7 @@ def _sentence(error: BaseException, path: Path, failure: FailedOperator | None) 
     line = described((frames[-1].filename, frames[-1].lineno or 0)) if frames else path.name
     operation = failure.operation if failure else "this"
     for each in chain(error):
-        why = _why_not(each, operation)
+        why = _why_not(each, operation, line)
         if why is not None:
             return f"{line}: {why}"
     said = traceback.format_exception_only(error)[-1].strip()
@@ -210,10 +225,13 @@ def _sentence(error: BaseException, path: Path, failure: FailedOperator | None) 
     return f"{line}: the script itself fails: {said}\n{shown.rstrip()}"
 
 
-def _why_not(error: BaseException, operation: str) -> str | None:
+def _why_not(error: BaseException, operation: str, line: str) -> str | None:
     """The reason why a script cannot do here what raised this error; None if it would fail anywhere."""
     if isinstance(error, NotAllowed | StepError):
-        return str(error).partition(": ")[2] or str(error)
+        said = str(error)
+        if said.startswith(f"{line}: "):  # code may have a colon of its own
+            return said.removeprefix(f"{line}: ")
+        return said.partition(": ")[2] or said
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
         return "ran out of host memory: tensors on the CPU are real here, only GPU tensors are simulated"
     if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
@@ -243,3 +261,5 @@ def _steps(watch: ScriptWatch, values: HostValues) -> Iterator[str]:
     if values.read:
         lines = ", ".join(list(values.read)[:3])
         yield f"values that the script reads on the GPU are placeholders of {PLACEHOLDER}: {lines}"
+    if values.anomalies:
+        yield "torch's anomaly detection finds nothing here: no simulated gradient is NaN"

@@ -71,6 +71,8 @@ class Elsewhere:
         self.kept: dict[str, None] = {}
         self.stat = os.stat  # the genuine one: the name is replaced while a script is watched
         self.mkdir = os.makedirs
+        self.chdir = os.chdir
+        self.getcwd = os.getcwd
 
     def exists(self, path: str) -> bool:
         with suppress(OSError):
@@ -86,7 +88,11 @@ class Elsewhere:
 
     def reading(self, path: Any = ".") -> Any:
         """The path to read from: the file that the script wrote, if it did."""
-        if self.is_own(path) or not self.exists(self.shadow(path)):
+        if self.is_own(path):
+            return path
+        if self.getcwd().startswith(self.folder):  # where a relative path would be found in this folder alone
+            path = os.path.abspath(path)
+        if not self.exists(self.shadow(path)):
             return path
         both_folders = os.path.isdir(self.shadow(path)) and self.exists(os.fspath(path))
         return path if both_folders else self.shadow(path)
@@ -104,8 +110,18 @@ class Elsewhere:
         self.written.setdefault(os.fsdecode(path))
         return shadow
 
+    def enter(self, path: Any) -> None:
+        """`os.chdir`, also into a folder that the script has made."""
+        self.chdir(self.reading(path))
+
+    def current(self) -> str:
+        """`os.getcwd`: a folder that the script has made has the path that it was made with."""
+        here = self.getcwd()
+        return here.removeprefix(self.folder) or "/" if here.startswith(self.folder) else here
+
     def read(self, original: Callable[..., Any], path: Any = ".", *args: Any, **kwargs: Any) -> Any:
-        return original(self.reading(path), *args, **kwargs)
+        in_open_folder = kwargs.get("dir_fd") is not None
+        return original(path if in_open_folder else self.reading(path), *args, **kwargs)
 
     def open(self, original: Callable[..., Any], path: Any, how: Any = "r", *args: Any, **kwargs: Any) -> Any:
         mode = kwargs.pop("flags" if original is ORIGINAL_OS_OPEN else "mode", how)
@@ -115,7 +131,9 @@ class Elsewhere:
         else:
             writes = bool(set(mode) & set("wxa+"))
             whole = bool(set(mode) & set("wx"))
-        if not writes or kwargs.get("dir_fd") is not None:
+        if kwargs.get("dir_fd") is not None:
+            return original(path, mode, *args, **kwargs)
+        if not writes:
             return original(self.reading(path), mode, *args, **kwargs)
         if not isinstance(path, int) and self.exists(path) and "x" in str(mode):
             raise FileExistsError(f"{path} already exists")
@@ -151,8 +169,10 @@ class Elsewhere:
         for way, names in ways.items():
             for name in names:
                 yield os, name, partial(way, getattr(os, name))
+        yield os, "chdir", self.enter
+        yield os, "getcwd", self.current
         yield shutil, "rmtree", partial(self.delete, shutil.rmtree)
-        yield torch, "save", _left_empty
+        yield torch.autograd.profiler.profile, "export_chrome_trace", _left_empty
         if find_spec("safetensors"):
             for name in SAFETENSORS:
                 yield import_module("safetensors.torch"), name, _left_empty
@@ -194,7 +214,7 @@ _watching: list[Elsewhere] = []
 
 
 def _left_empty(_: Any, file: Any, *__: Any, **___: Any) -> None:
-    """Write an empty file in place of a checkpoint: there are no values to write."""
+    """Write an empty file in place of one that a library would write around Python's `open`."""
     if isinstance(file, (str, os.PathLike)):
         builtins.open(file, "wb").close()
 
@@ -220,6 +240,7 @@ def nothing_changed() -> Iterator[Elsewhere]:
     _add_hook()
     with tempfile.TemporaryDirectory(prefix="watched-") as folder, ExitStack() as stack:
         elsewhere = Elsewhere(folder)
+        stack.callback(os.chdir, os.getcwd())
         for owner, name, replacement in list(elsewhere.replacements()):
             stack.enter_context(mock.patch.object(owner, name, replacement))
         stack.enter_context(mock.patch.object(sys, "dont_write_bytecode", True))

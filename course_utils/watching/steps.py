@@ -5,11 +5,12 @@ are known, and so are results of small known values on the simulated GPU.
 """
 
 import gc
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 from unittest import mock
 
 import torch
@@ -30,6 +31,7 @@ from ..measuring.optimizers import named_states_of
 from ..measuring.patching import on_this_thread
 from ..measuring.phases import PLACEHOLDER, PhaseWatch, formatted
 from ..measuring.tracker import Tracker, has_made_of_others, tensors_in
+from .shield import NotAllowed
 
 # Steps of one optimizer after which another one, that was made and never stepped, is waited for no more
 PATIENCE = 16
@@ -55,6 +57,8 @@ class ScriptWatch(PhaseWatch):
         self.finish = finish
         self.ends: list[int] = []
         self.taken: list[Counter[str]] = []
+        self.in_a_thread = ""  # a sentence once another thread has used the GPU, or an optimizer
+        self._thread = threading.get_ident()
         self.stepped: Counter[int] = Counter()  # by optimizer, since the last step of the training was over
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
         self._names: dict[int, str] = {}
@@ -64,8 +68,8 @@ class ScriptWatch(PhaseWatch):
     def _bind_all(self) -> None:
         enter = self._stack.enter_context
         enter(all_modules.register_module_forward_pre_hook(self._enters))
-        enter(all_modules.register_module_forward_hook(self._leaves, always_call=True))
-        enter(all_optimizers.register_optimizer_step_pre_hook(lambda *_: self._before_update()))
+        enter(all_modules.register_module_forward_hook(only_here(self._leaves), always_call=True))
+        enter(all_optimizers.register_optimizer_step_pre_hook(lambda *_: self._update_begins()))
         enter(all_optimizers.register_optimizer_step_post_hook(lambda one, *_: self._after_update(one)))
         self.tracker.states = self._named_states
         # no hook tells of zero_grad, or of a new optimizer: both stay until torch has one
@@ -79,12 +83,35 @@ class ScriptWatch(PhaseWatch):
 
         enter(mock.patch.object(torch.optim.Optimizer, "__init__", made))
 
+    def _update_begins(self) -> None:
+        if threading.get_ident() != self._thread:
+            self.refuse_thread()
+        self._before_update()
+
+    def refuse_thread(self) -> NoReturn:
+        """Raise NotAllowed, and keep its sentence, as an error ends its thread and not the script."""
+        self.in_a_thread = (
+            f"{described(calling_place()[0])}: runs in another thread, but only the main thread is followed:"
+            " call the thread's function there"
+        )
+        raise NotAllowed(self.in_a_thread)
+
+    def begin_gpu(self, begin: Callable[[], None]) -> None:
+        """`torch.cuda._lazy_init`, which a simulated tensor does not need: so this is another thread."""
+        if threading.get_ident() != self._thread:
+            self.refuse_thread()
+        begin()
+
     def arrived(self, tensors: list[FakeTensor]) -> None:
         """Bind what came to the GPU from the host, outside of a model, as inputs."""
         if self._depth == 0 and not self._in_backward():
             self.tracker.bind("inputs", tensors)
 
     def _enters(self, module: torch.nn.Module, _: Any) -> None:
+        if threading.get_ident() != self._thread:  # a module that it has made itself has real weights
+            if any(isinstance(weight, FakeTensor) for weight in module.parameters(recurse=False)):
+                self.refuse_thread()
+            return
         if self.tracker.step == 0:
             self.begin_step(1)
         if id(module) not in self._names:
@@ -177,13 +204,14 @@ class HostValues(TorchDispatchMode):
     def __init__(self, arrived: Callable[[list[FakeTensor]], Any]) -> None:
         super().__init__()
         self.read: dict[str, None] = {}
+        self.anomalies = False  # True once backward has asked a gradient whether it has a NaN
         self._arrived = arrived
         self._stack = ExitStack()
 
     def __enter__(self) -> "HostValues":
         self._fake = torch.empty(0, device="cuda").fake_mode  # pyrefly: ignore [missing-attribute]
         enter = self._stack.enter_context
-        enter(all_modules.register_module_parameter_registration_hook(self._without_values))
+        enter(all_modules.register_module_parameter_registration_hook(only_here(self._without_values)))
         # What torch refuses for fake tensors is answered from known values. Each goes when torch answers.
         enter(on_this_thread(torch.utils, "swap_tensors", partial(self._swap, torch.utils.swap_tensors)))
         enter(on_this_thread(torch.UntypedStorage, "data_ptr", lambda storage: storage._cdata))
@@ -291,6 +319,9 @@ class HostValues(TorchDispatchMode):
     def _number(self, tensor: FakeTensor) -> Any:
         """The number in a tensor where it is known, else the placeholder. Raises StepError for a truth."""
         if tensor.dtype == torch.bool and known_values(tensor) is None:
+            if torch.is_anomaly_enabled() and calling_place()[1]:
+                self.anomalies = True
+                return False
             raise StepError(
                 f"{described(calling_place()[0])}: tests values on the GPU, but a simulated GPU has no values"
             )
@@ -307,6 +338,17 @@ class HostValues(TorchDispatchMode):
             return value
         self.read.setdefault(described(calling_place()[0]))
         return torch.full(tensor.shape, PLACEHOLDER).to(tensor.dtype)
+
+
+def only_here(hook: Callable[..., None]) -> Callable[..., None]:
+    """A hook that torch calls in all threads, for this one alone."""
+    here = threading.get_ident()
+
+    def chosen(*args: Any) -> None:
+        if threading.get_ident() == here:
+            hook(*args)
+
+    return chosen
 
 
 def _copied(tensor: FakeTensor, memo: dict[int, Any]) -> FakeTensor:
