@@ -90,8 +90,7 @@ def answers(memory: "Memory") -> list[tuple[Any, str, Any]]:
         (torch.accelerator.memory, accelerator),
         (torch.Tensor, {"record_stream": _nothing}),
         # torch's fake tensors ask `is_available`, too, and would make a real tensor on a GPU that says yes.
-        # These two go when torch asks its own build.
-        (fake_tensor.FakeTensorMode, {"avoid_device_init": True}),
+        # This goes when torch asks its own build.
         (fake_tensor, {} if torch.cuda.is_available() else {"init_gpu_context": _nothing}),
         (fake_tensor.log, {"disabled": True}),  # else a wrong shape writes a page before its error
     ]

@@ -143,6 +143,12 @@ SIMULATED = (
         "torch tries attention's kernels in an order that a program can set, and sets it for a card it sees",
         "its choice of a kernel works for fake CUDA tensors",
     ),
+    Inside(
+        "torch._C:",
+        ("_jit_can_fuse_on_gpu", "_jit_override_can_fuse_on_gpu"),
+        "TorchScript fuses CUDA tensors' operators into a kernel, which it compiles with the driver",
+        "it leaves fake tensors alone",
+    ),
 )
 """What a simulated GPU needs in addition. `sharded` has what FSDP2 needs."""
 

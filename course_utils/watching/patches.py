@@ -81,6 +81,10 @@ def _replacements(notes: dict[str, None], simulated: bool) -> Iterator[tuple[Any
         yield owner, "set_rng_state", partial(_set_random_state, torch.set_rng_state)
     yield torch.Tensor, "pin_memory", lambda tensor, *_: tensor
     yield torch, "Generator", class_of_this_thread(torch.Generator, HostGenerator)
+    # a dispatch mode keeps torch from taking lengths to the host, as it does where cuDNN has no part in it
+    yield torch, "ctc_loss", partial(_ctc_loss, torch.ctc_loss)
+    # fake tensors know no shapes of a kernel for inference that does all of a Transformer's layer at once
+    yield torch.backends.mha, "get_fastpath_enabled", partial(_no_fast_path, notes)
     # there is one GPU, on which events take no time
     yield torch.nn.DataParallel, "scatter", lambda _, inputs, kwargs, __: ((inputs,), (kwargs,))
     yield SimulatedEvent, "elapsed_time", lambda *_: PLACEHOLDER
@@ -122,6 +126,22 @@ def _set_random_state(set_state: Any, state: torch.Tensor) -> None:
 
 def _one_process(*_: Any, **__: Any) -> NoReturn:
     raise NotAllowed(": asks for a process group, but a script is watched in one process on one GPU")
+
+
+def _ctc_loss(
+    ctc_loss: Any, log_probs: Any, targets: Any, heard: Any, lengths: Any, blank: int = 0, *rest: Any
+) -> Any:
+    """`torch.ctc_loss`, with lengths as numbers where cuDNN does not compute it (native/LossCTC.cpp)."""
+    given = isinstance(heard, torch.Tensor)
+    if given and not torch._use_cudnn_ctc_loss(log_probs, targets, heard, lengths, blank):
+        heard, lengths = heard.tolist(), lengths.tolist()
+    return ctc_loss(log_probs, targets, heard, lengths, blank, *rest)
+
+
+def _no_fast_path(notes: dict[str, None]) -> bool:
+    if not torch.is_grad_enabled():
+        notes.setdefault("without gradients torch's Transformer layers run operator by operator here")
+    return False
 
 
 class HostGenerator(torch.Generator):

@@ -31,6 +31,7 @@ from ..measuring.optimizers import named_states_of
 from ..measuring.patching import on_this_thread
 from ..measuring.phases import PLACEHOLDER, PhaseWatch, formatted
 from ..measuring.tracker import Tracker, has_made_of_others, tensors_in
+from .guesses import guess, guessed, known_on, known_values
 from .shield import NotAllowed
 
 # Steps of one optimizer after which another one, that was made and never stepped, is waited for no more
@@ -40,6 +41,8 @@ SMALL = 1 << 20  # Elements up to which values are known on the simulated GPU
 HUGE = 1 << 30  # Bytes from which a new tensor on the host has no values: a weight, not data
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 ANY_VALUE = ("empty", "new_empty", "empty_like", "empty_strided")  # Operators that leave values open
+
+INDEX, MASKED = torch.ops.aten.index.Tensor, torch.ops.aten.masked_select.default
 
 
 class Finished(BaseException):
@@ -199,7 +202,7 @@ class HostValues(TorchDispatchMode):
     placeholders, and the lines that read them are in `read`.
     """
 
-    GUESSES = True  # A loss that is compared counts as the placeholder
+    GUESSES = True  # A test of unknown values has the answer that the placeholder gives
 
     def __init__(self, arrived: Callable[[list[FakeTensor]], Any]) -> None:
         super().__init__()
@@ -256,9 +259,39 @@ class HostValues(TorchDispatchMode):
         if func is not LIFT and not all(isinstance(one, FakeTensor) for one in given):
             args, kwargs = tree_map_only(torch.Tensor, self._let_in, (args, kwargs))
             given = [*tensors_in(args), *tensors_in(kwargs.values())]
-        out = func(*args, **kwargs)
+        if torch.Tag.dynamic_output_shape in func.tags:
+            out = self._shaped_by_values(func, args, kwargs, given)
+        else:
+            out = func(*args, **kwargs)
         self._follow_values(func, args, kwargs, given, out)
         return out
+
+    def _shaped_by_values(self, func: Any, args: Any, kwargs: Any, given: Sequence[torch.Tensor]) -> Any:
+        """The result of an operator whose shape depends on values, where these are known."""
+        if func is MASKED and args[0].shape == args[1].shape:  # CUDA's kernel, too, makes it an index
+            func, args = INDEX, (args[0], [args[1]])
+        if func is INDEX:
+            return func(args[0], self._positions(args[1]))
+        values = {id(one): known_values(one) for one in given}
+        if any(value is None for value in values.values()):
+            return func(*args, **kwargs)  # which raises torch's error
+        real_args, real_kwargs = tree_map_only(torch.Tensor, lambda one: values[id(one)], (args, kwargs))
+        with no_dispatch():
+            real = func(*real_args, **real_kwargs)
+        return tree_map_only(torch.Tensor, partial(known_on, given[0]), real)
+
+    def _positions(self, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """Indices with the positions that a known mask chooses instead of it, as CUDA's kernel makes them."""
+        found: list[torch.Tensor | None] = []
+        for index in indices:
+            mask = None if index is None or index.dtype != torch.bool else known_values(index)
+            if mask is None:
+                found.append(index)
+            else:
+                with no_dispatch():
+                    chosen = mask.nonzero()
+                found += known_on(index, chosen).unbind(1)
+        return found
 
     def _without_values(self, _: Any, __: str, weight: Any) -> None:
         """Put a weight that a module registers into a simulated host's memory, without values."""
@@ -294,13 +327,17 @@ class HostValues(TorchDispatchMode):
         made = [leaf for leaf in tensors_in((out,)) if isinstance(leaf, FakeTensor)]
         if not any(_on_gpu(one) for one in given):
             self._arrived([one for one in made if _on_gpu(one)])
-        compared = made if self.GUESSES else []
-        values = {id(leaf): known_values(leaf, compared) for leaf in given}
+        values = {id(leaf): known_values(leaf) for leaf in given}
         unknown = any(value is None for value in values.values())
-        if unknown or _is_open_ended(func) or any(one.numel() > SMALL for one in made):
+        left_open = func.overloadpacket.__name__ in ANY_VALUE
+        is_random = torch.Tag.nondeterministic_seeded in func.tags
+        no_values = unknown or is_random or (left_open and not self.GUESSES)
+        if no_values or any(one.numel() > SMALL for one in made):
             if func._schema.is_mutable:
                 for one in made:
                     _forget(one)
+            if self.GUESSES and unknown:
+                guess(func, args, kwargs, given, made)
             return
         if "device" in kwargs:
             kwargs = kwargs | {"device": torch.device("cpu")}
@@ -308,6 +345,8 @@ class HostValues(TorchDispatchMode):
         try:
             with no_dispatch():
                 real = func(*args, **kwargs)
+                if left_open:
+                    real.fill_(PLACEHOLDER)
         except NotImplementedError:
             # the host lacks some kernels in 16 bits: these values are unknown from now on
             for one in made:
@@ -317,14 +356,17 @@ class HostValues(TorchDispatchMode):
             one.known = value  # pyrefly: ignore [missing-attribute]
 
     def _number(self, tensor: FakeTensor) -> Any:
-        """The number in a tensor where it is known, else the placeholder. Raises StepError for a truth."""
+        """The number in a tensor where it is known, else a placeholder.
+
+        Raises StepError for a truth where nothing is guessed.
+        """
         if tensor.dtype == torch.bool and known_values(tensor) is None:
             if torch.is_anomaly_enabled() and calling_place()[1]:
                 self.anomalies = True
                 return False
-            raise StepError(
-                f"{described(calling_place()[0])}: tests values on the GPU, but a simulated GPU has no values"
-            )
+            if not self.GUESSES:
+                place = described(calling_place()[0])
+                raise StepError(f"{place}: tests values on the GPU, but a simulated GPU has no values")
         with no_dispatch():
             return self._values(tensor).item()
 
@@ -337,7 +379,7 @@ class HostValues(TorchDispatchMode):
         if (value := known_values(tensor)) is not None:
             return value
         self.read.setdefault(described(calling_place()[0]))
-        return torch.full(tensor.shape, PLACEHOLDER).to(tensor.dtype)
+        return torch.full(tensor.shape, guessed(tensor)).to(tensor.dtype)
 
 
 def only_here(hook: Callable[..., None]) -> Callable[..., None]:
@@ -366,12 +408,6 @@ def _address(tensor: FakeTensor) -> int:
     return tensor.untyped_storage().data_ptr() + int(tensor.storage_offset()) * tensor.element_size()
 
 
-def _is_open_ended(func: Any) -> bool:
-    """True for an operator whose results may have any values: they are left open, or random."""
-    name = func.overloadpacket.__name__
-    return name in ANY_VALUE or torch.Tag.nondeterministic_seeded in func.tags
-
-
 def _on_gpu(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, FakeTensor) and tensor.fake_device.type == "cuda"
 
@@ -383,22 +419,6 @@ def _is_huge(args: Any, kwargs: Any) -> bool:
         return False
     dtype = kwargs.get("dtype") or torch.get_default_dtype()
     return torch.Size(shape).numel() * dtype.itemsize > HUGE
-
-
-def known_values(tensor: torch.Tensor, compared: Sequence[FakeTensor] = ()) -> torch.Tensor | None:
-    """A tensor's values on the host, None if nobody knows them.
-
-    A loss from which the truths `compared` were made has the placeholder.
-    """
-    if not isinstance(tensor, FakeTensor):
-        return tensor
-    value = vars(tensor).get("known")
-    if value is not None and (value.numel() == 0 or value.untyped_storage().nbytes()):
-        return value
-    if compared and compared[0].dtype == torch.bool and tensor.dim() == 0 and tensor.is_floating_point():
-        with no_dispatch():
-            return torch.tensor(PLACEHOLDER, dtype=tensor.dtype)
-    return None
 
 
 def _forget(tensor: FakeTensor) -> None:
