@@ -234,7 +234,7 @@ def simulated_gpu(attention: str, mode: QuickFakeMode | None = None, card: Gpu =
         stack.callback(torch._C._jit_override_can_fuse_on_gpu, torch._C._jit_can_fuse_on_gpu())
         torch._C._jit_override_can_fuse_on_gpu(False)
         enter(torch.autograd.set_multithreading_enabled(False))  # an idle device thread can abort at exit
-        # On a GPU that a mode sees as it is entered, torch.tensor(0.0, device="cuda") makes a real tensor. This
+        # On a GPU that the mode sees when entered, torch.tensor(0.0, device="cuda") makes a real tensor. This
         # goes when the mode asks for no device.
         enter(mock.patch.object(QuickFakeMode, "avoid_device_init", True))
         enter(mode or QuickFakeMode(**CHOICES))

@@ -38,6 +38,14 @@ SINCE = {
 Multi-query attention has fewer key heads without enable_gqa, and T5's bias lies with its heads last.
 """
 
+FOLLOWED_SINCE = {
+    "detection.py": 0.001,
+    "moving_average.py": 0.006,
+    "actor_critic.py": 0.13,  # convolutions in fp32: cuDNN's workspaces are not predicted
+    "ctc.py": 0.27,  # its LSTM is simulated cell by cell, which keeps more than cuDNN does
+}
+"""Scripts that `watch` could not follow when the card executed them, and the largest gap allowed today."""
+
 
 def recorded() -> dict[str, dict[str, Any]]:
     """What was predicted and counted, by script and arguments (tests/gpu/scripts_as_they_are.py)."""
@@ -109,13 +117,12 @@ def test_a_script_is_predicted_as_it_was_before_a_gpu_executed_it(name, watcher,
         pytest.skip(f"{PYTHON} lacks {missing}")
     code, errors = watched(watcher, tmp_path, name)
     expected = recorded()[name]
-    if expected["predicted"] is None:  # by torch 2.11: a newer one may simulate what that could not
-        place = expected["not_predicted"].split("  ")[0]
-        assert code == 0 or errors.strip().splitlines()[-1].startswith(place)
-        return
     assert code == 0, errors
-    kept = tmp_path / "kept.measurement"
-    measured = read_measurement(kept)
+    measured = read_measurement(tmp_path / "kept.measurement")
+    if name in FOLLOWED_SINCE:
+        counted = next(step for step in expected["steps"] if step["step"] == 2)["peak_allocated"]
+        assert replay(measured).peak_allocated == pytest.approx(counted, rel=FOLLOWED_SINCE[name])
+        return
     predicted = expected["predicted"] | SINCE.get(name, {})
     assert measured.peak_phase == predicted["phase"]
     assert measured.provenance.note.startswith(predicted["note"].split(";")[0])
