@@ -7,9 +7,10 @@ and its frees wait for other streams (`record_stream`).
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -46,6 +47,20 @@ def quick_plans() -> Any:
 
     name = "_propagate_use_strided_shard_flag"
     return mock.patch.object(_sharding_prop, name, lambda *_: None, create=True)
+
+
+def shards_without_seeds() -> Any:
+    """Inside, random numbers for a DTensor are drawn for the shard of this rank alone.
+
+    torch shifts the random state of each rank, and a simulated GPU has none. Remove this when fake tensors
+    need none.
+    """
+    from torch.distributed.tensor import _random
+
+    plain = SimpleNamespace(
+        distribute_region_enabled=False, _distribute_region=lambda *_, **__: nullcontext()
+    )
+    return mock.patch.object(_random, "_rng_tracker", plain)
 
 
 @contextmanager

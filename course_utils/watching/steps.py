@@ -36,6 +36,7 @@ PATIENCE = 16
 
 SMALL = 1 << 20  # Elements up to which values are known on the simulated GPU
 HUGE = 1 << 30  # Bytes from which a new tensor on the host has no values: a weight, not data
+ASK_PINNED = torch.ops.aten.is_pinned.default
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 ANY_VALUE = ("empty", "new_empty", "empty_like", "empty_strided")  # Operators that leave values open
 
@@ -212,6 +213,8 @@ class HostValues(TorchDispatchMode):
             return func(*args, **kwargs)
         if has_made_of_others(types):
             return NotImplemented
+        if func is ASK_PINNED and torch._C._current_graph_task_id() != -1:
+            return True  # DDP's reducer has asked for pinned memory, and refuses what is not
         if "pin_memory" in kwargs:
             kwargs = kwargs | {"pin_memory": False}
         asked: Any = kwargs.get("device") or torch.device("cpu")
