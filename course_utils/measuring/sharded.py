@@ -20,6 +20,7 @@ import torch.distributed as dist
 from ..estimating.workspaces import Workspaces
 from ..networks import Transformer, build_network, default_dtype
 from ..run import TrainingRun
+from .cuda_answers import SimulatedEvent, SimulatedStream
 from .optimizers import make_optimizer
 from .patching import ONE_AT_A_TIME, Inside, check_layout, on_this_thread
 from .step import Training
@@ -86,19 +87,19 @@ def own_streams() -> Iterator[None]:
         _Stream.entered = [_Stream()]
         for name, answer in STREAMS.items():
             stack.enter_context(on_this_thread(torch.cuda, name, answer))
-        stack.enter_context(mock.patch.multiple(torch.cuda, Stream=_Stream, Event=torch.cpu.Event))
+        stack.enter_context(mock.patch.multiple(torch.cuda, Stream=_Stream, Event=SimulatedEvent))
         yield
 
 
-class _Stream(torch.cpu.Stream):
+class _Stream(SimulatedStream):
     """A CUDA stream on which nothing waits; its `stream_id` is 0 for the default stream, then 1, 2, …"""
 
     numbers: Iterator[int]
     entered: list["_Stream"]  # the innermost last
-    device_index = 0
-    device_type = 1  # of CUDA: newer releases of torch read these three
+    device_type = 1  # of CUDA: newer releases of torch read it
 
-    def __init__(self, *_: Any, **__: Any) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.stream_id = next(_Stream.numbers)
 
 

@@ -51,6 +51,12 @@ def as_one_rank(ranks: int | None, rank: int, notes: dict[str, None]) -> Iterato
         group = partial(_new_group, distributed_c10d.new_group)
         for owner in (dist, distributed_c10d):
             enter(mock.patch.object(owner, "new_group", group))
+        for name, answer in OF_OBJECTS.items():
+            for owner in (dist, distributed_c10d):
+                enter(mock.patch.object(owner, name, answer))
+        for name in ("all_gather", "all_reduce", "broadcast", "reduce", "reduce_scatter"):
+            own = partial(_refuse, f"torch.cuda.nccl.{name} is not followed: torch.distributed.{name} is")
+            enter(mock.patch.object(torch.cuda.nccl, name, own))
         enter(mock.patch.object(dist, "is_nccl_available", lambda: True))
         if ranks is not None:
             notes.setdefault(f"rank {rank} of {ranks}: {ALONE}")
@@ -122,10 +128,31 @@ def _new_group(make: Callable[..., Any], ranks: Any = None, *_: Any, **how: Any)
     return make(ranks, **how)
 
 
+def _gather_objects(objects: list[Any], mine: Any, *_: Any, **__: Any) -> None:
+    objects[:] = [mine] * len(objects)
+
+
+def _gather_objects_at_one(mine: Any, objects: list[Any] | None = None, *_: Any, **__: Any) -> None:
+    if objects is not None:
+        objects[:] = [mine] * len(objects)
+
+
+def _leave_objects(*_: Any, **__: Any) -> None:
+    """Leave objects as they are on this rank."""
+
+
+OF_OBJECTS = {
+    "all_gather_object": _gather_objects,
+    "gather_object": _gather_objects_at_one,
+    "broadcast_object_list": _leave_objects,
+}
+"""Replacements for collectives of Python objects, whose bytes a simulated GPU does not hold."""
+
+
 def _end_group(end: Callable[[], None]) -> None:
     if dist.is_initialized():
         end()
 
 
-def _refuse(why: str) -> NoReturn:
+def _refuse(why: str, *_: Any, **__: Any) -> NoReturn:
     raise NotAllowed(f"{described(calling_place()[0])}: {why}")

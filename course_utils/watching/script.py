@@ -194,6 +194,9 @@ def _execute(path: Path, arguments: Sequence[str], watch: ScriptWatch) -> None:
     except SystemExit as ended:
         why = f" by sys.exit({ended.code!r})" if ended.code else ""
     except BaseException as error:
+        if len(watch.ends) == watch.steps:  # it was ended already, and fails while it cleans up
+            let_go(error)
+            return
         sentence = _sentence(error, path, watch.tracker.failure)
         let_go(error)
         raise ScriptError(sentence) from None

@@ -83,7 +83,8 @@ class ScriptWatch(PhaseWatch):
     def arrived(self, tensors: list[FakeTensor]) -> None:
         """Bind what came to the GPU from the host, outside of a model, as inputs."""
         if self._depth == 0 and not self._in_backward():
-            self.tracker.bind("inputs", tensors)
+            known = ((tensor, self.tracker.known(tensor)) for tensor in tensors)
+            self.tracker.bind("inputs", (tensor for tensor, storage in known if storage and not storage.bound))
 
     def _enters(self, module: torch.nn.Module, _: Any) -> None:
         if self.tracker.step == 0:
