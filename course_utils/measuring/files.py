@@ -198,7 +198,7 @@ def from_json(content: dict[str, Any], note: str) -> Measurement:
         phase_peaks={name: MemoryBreakdown(*highest) for name, highest in content["phase_peaks"].items()},
         losses=content.get("losses", ()),
         counters=content.get("counters", {}),
-        messages=[Messages(**each) for each in content.get("messages", ())],
+        messages=tuple(Messages(**each) for each in content.get("messages", ())),
     )
 
 

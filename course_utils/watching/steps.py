@@ -84,7 +84,9 @@ class ScriptWatch(PhaseWatch):
         """Bind what came to the GPU from the host, outside of a model, as inputs."""
         if self._depth == 0 and not self._in_backward():
             known = ((tensor, self.tracker.known(tensor)) for tensor in tensors)
-            self.tracker.bind("inputs", (tensor for tensor, storage in known if storage and not storage.bound))
+            self.tracker.bind(
+                "inputs", (tensor for tensor, storage in known if storage and not storage.bound)
+            )
 
     def _enters(self, module: torch.nn.Module, _: Any) -> None:
         if self.tracker.step == 0:
