@@ -1,7 +1,7 @@
 """One rank of many as its GPU sees it: DistributedDataParallel's reducer, and what is sent.
 
 Nothing is sent, as in `sharded`. The reducer itself makes its buckets, fills them, and makes them anew after
-the first backward. For that it needs the values of tensors on the host: `HostValues` in `watching/steps.py`.
+the first backward. For that it needs the values of tensors on the host, where `HostSide` leaves them.
 """
 
 from collections import Counter
@@ -13,8 +13,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel import distributed as of_ddp
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from ..errors import StepError
 from ..estimating.sharding import all_gather_bytes, all_reduce_bytes, reduce_scatter_bytes
@@ -22,7 +26,7 @@ from ..measurement import Measurement, Messages, Provenance
 from .call_site import calling_place, described
 from .patching import Inside, check_layout, on_this_thread
 from .sharded import ShardTracker
-from .tracker import Storage, tensors_in
+from .tracker import States, Storage, tensors_in
 
 INSIDE_DDP = (
     Inside(
@@ -182,6 +186,9 @@ class RankTracker(ShardTracker):
             made.bound = "communication"
         return made
 
+    def watch(self, network: torch.nn.Module, states: States) -> None:
+        super().watch(network.module if isinstance(network, DistributedDataParallel) else network, states)
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace not in OF_GROUPS:
             return super().__torch_dispatch__(func, types, args, kwargs)
@@ -213,6 +220,31 @@ class RankTracker(ShardTracker):
                 of_kind.setdefault(kind, Counter()).update(count=1, bytes=size, sent=sent)
         messages = tuple(Messages(kind, **numbers) for kind, numbers in sorted(of_kind.items()))
         return replace(super().measurement(ends, losses, provenance), messages=messages)
+
+
+class HostSide(TorchDispatchMode):
+    """Runs on the host what is about tensors there alone: a reducer reads the order of its buckets from one.
+
+    It is for steps of the course. Scripts and blocks have `HostValues` in `watching/steps.py`.
+    """
+
+    def __enter__(self) -> "HostSide":
+        self._fake = torch.empty(0, device="cuda").fake_mode  # pyrefly: ignore [missing-attribute]
+        return super().__enter__()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        device: Any = kwargs.get("device")
+        if FakeTensor not in types and (device is None or device.type == "cpu"):
+            with no_dispatch():
+                return func(*args, **kwargs)
+        if func is torch.ops.aten.copy_.default and not isinstance(args[0], FakeTensor):
+            return args[0]  # what comes back from the group is what this rank sent
+        args, kwargs = tree_map_only(torch.Tensor, self._let_in, (args, kwargs))
+        return func(*args, **kwargs)
+
+    def _let_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if isinstance(tensor, FakeTensor) else self._fake.from_tensor(tensor)
 
 
 def _group(given: dict[str, Any]) -> Any:
