@@ -49,9 +49,7 @@ def measure_data_parallel(run: TrainingRun, steps: int) -> Measurement:
 def check_data_parallel(run: TrainingRun) -> None:
     """Raise ValueError, naming what works, for a run that is not covered in data parallelism."""
     if run.loss_chunks > 1 or run.lora_rank:
-        raise ValueError(
-            "several ranks run without LoRA and a chunked loss: set lora_rank=0, loss_chunks=1"
-        )
+        raise ValueError("several ranks run without LoRA and a chunked loss: set lora_rank=0, loss_chunks=1")
 
 
 class MastersOfShares(MasterOptimizer):
