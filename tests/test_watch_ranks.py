@@ -249,7 +249,7 @@ def test_a_group_without_ranks_names_the_option(written):
 
 @pytest.mark.parametrize(("ranks", "rank"), [(0, 0), (4, 4), (4, -1), (None, 1)])
 def test_a_rank_that_does_not_exist_is_refused(ranks, rank):
-    with pytest.raises(ValueError, match="--rank"):
+    with pytest.raises(ValueError, match="rank"):
         watch_script(SCRIPTS / "ranks_ddp.py", ranks=ranks, rank=rank)
 
 

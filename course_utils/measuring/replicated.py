@@ -24,6 +24,7 @@ from ..errors import StepError
 from ..estimating.sharding import all_gather_bytes, all_reduce_bytes, reduce_scatter_bytes
 from ..measurement import Measurement, Messages, Provenance
 from .call_site import calling_place, described
+from .fake_mode import LIFT
 from .patching import Inside, check_layout, on_this_thread
 from .sharded import ShardTracker
 from .tracker import States, Storage, tensors_in
@@ -124,7 +125,7 @@ class RankTracker(ShardTracker):
         check_layout(INSIDE_DDP)
         super().__init__(*args, **kwargs)
         self._messages: list[tuple[int, str, int, int]] = []  # step, kind, bytes, bytes sent
-        self._buffering = False
+        self.buffering = False
         self._counts: set[int] = set()  # the reducers that have to count their steps, by id
 
     def __enter__(self) -> "RankTracker":
@@ -173,16 +174,16 @@ class RankTracker(ShardTracker):
         set_it(reducer)
 
     def _call_buffering(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        before = self._buffering
-        self._buffering = True
+        before = self.buffering
+        self.buffering = True
         try:
             return function(*args, **kwargs)
         finally:
-            self._buffering = before
+            self.buffering = before
 
     def _storage(self, *args: Any, **kwargs: Any) -> Storage:
         made = super()._storage(*args, **kwargs)
-        if self._buffering:
+        if self.buffering:
             made.bound = "communication"
         return made
 
@@ -223,10 +224,14 @@ class RankTracker(ShardTracker):
 
 
 class HostSide(TorchDispatchMode):
-    """Runs on the host what is about tensors there alone: a reducer reads the order of its buckets from one.
+    """Gives a reducer real tensors on the host, where it reads and writes the order of its buckets.
 
     It is for steps of the course. Scripts and blocks have `HostValues` in `watching/steps.py`.
     """
+
+    def __init__(self, tracker: RankTracker) -> None:
+        super().__init__()
+        self._tracker = tracker
 
     def __enter__(self) -> "HostSide":
         self._fake = torch.empty(0, device="cuda").fake_mode  # pyrefly: ignore [missing-attribute]
@@ -234,13 +239,15 @@ class HostSide(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        device: Any = kwargs.get("device")
-        if FakeTensor not in types and (device is None or device.type == "cpu"):
-            with no_dispatch():
-                return func(*args, **kwargs)
-        if func is torch.ops.aten.copy_.default and not isinstance(args[0], FakeTensor):
-            return args[0]  # what comes back from the group is what this rank sent
-        args, kwargs = tree_map_only(torch.Tensor, self._let_in, (args, kwargs))
+        if self._tracker.buffering:
+            device: Any = kwargs.get("device") or torch.device("cpu")
+            if FakeTensor not in types and device.type == "cpu":
+                with no_dispatch():
+                    return func(*args, **kwargs)
+            if func is torch.ops.aten.copy_.default and not isinstance(args[0], FakeTensor):
+                return args[0]  # what comes back from the group is what this rank sent
+        if func is not LIFT and not all(isinstance(one, FakeTensor) for one in tensors_in(args)):
+            args = tree_map_only(torch.Tensor, self._let_in, args)
         return func(*args, **kwargs)
 
     def _let_in(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -272,7 +272,7 @@ def simulated_replica(run: TrainingRun, steps: int, note: str) -> Measurement:
         simulated.simulated_gpu(run.attention),
         simulated.cycles_left_alone(),
         answered(Memory(lambda: tracker.events)),
-        HostSide(),
+        HostSide(tracker),
     ):
         training = partial(data_parallel.ReplicatedTraining, shown, "cuda", simulated=True)
         return follow(training, tracker, steps, provenance)

@@ -59,9 +59,9 @@ def on_gpu(
     block (or cell) to the next. torch.cuda answers: memory_allocated, max_memory_allocated, memory_reserved,
     memory_stats, mem_get_info, memory._snapshot and so on. `memory`, in bytes or as in "16 GB", is where
     torch.OutOfMemoryError is raised; without it a simulated GPU has no limit. With `ranks` over 1 this is
-    rank 0 of so many simulated ones, for FSDP2, always simulated, and nothing lives on after the block. A GPU
-    with less memory than the code `needs` (written as `memory` is) is simulated, too. Afterwards torch is as
-    it was.
+    rank 0 of so many simulated ones, always simulated, for DistributedDataParallel, FSDP2 and DTensors, and
+    nothing lives on after the block. A GPU with less memory than the code `needs` (written as `memory` is)
+    is simulated, too. Afterwards torch is as it was.
 
     `card` is a name of `gpus.GPUS`. The simulated GPU then is that card: what torch.cuda says of it, which
     attention kernel torch chooses, cuBLAS's workspaces, and its memory without CUDA's context, unless

@@ -25,13 +25,12 @@ ALONE = "no other rank is there, so each collective leaves the values of this on
 
 def check_ranks(ranks: int | None, rank: int) -> None:
     """Raise ValueError, naming what is possible, for a rank that is not one of so many."""
-    if ranks is None:
-        if rank:
-            raise ValueError(f"--rank {rank} is one of many ranks: say of how many with --ranks")
-    elif ranks < 1:
-        raise ValueError(f"--ranks is {ranks}: a whole number of GPUs, 1 or more")
-    elif not 0 <= rank < ranks:
-        raise ValueError(f"--rank is {rank}: of {ranks} ranks it is one from 0 to {ranks - 1}")
+    if ranks is None and rank:
+        raise ValueError(f"rank {rank} is one of several: say of how many with --ranks")
+    if ranks is not None and ranks < 1:
+        raise ValueError(f"ranks is {ranks}: a whole number of GPUs, 1 or more")
+    if ranks is not None and not 0 <= rank < ranks:
+        raise ValueError(f"rank is {rank}: of {ranks} ranks it is one from 0 to {ranks - 1}")
 
 
 @contextmanager
