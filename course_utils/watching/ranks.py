@@ -66,6 +66,7 @@ def as_one_rank(ranks: int | None, rank: int, notes: dict[str, None]) -> Iterato
             enter(on_this_thread(torch._C, "_get_accelerator", lambda *_: torch.device("cuda")))
             enter(quick_plans())
             enter(shards_without_seeds())
+            enter(shards_moved())
         yield
 
 
@@ -119,6 +120,24 @@ def fsdp1_refused() -> AbstractContextManager[Any]:
 
     words = "FullyShardedDataParallel (FSDP1) cannot be simulated: fully_shard (FSDP2) can"
     return mock.patch.object(FullyShardedDataParallel, "__init__", lambda *_, **__: _refuse(words))
+
+
+def shards_moved() -> AbstractContextManager[Any]:
+    """Inside, FSDP2 takes a model on the host to the GPU as a module does, which swaps simulated tensors.
+
+    torch sets `tensor.data`, which leaves a fake tensor where it is. Remove this when it swaps these as well.
+    """
+    from torch.distributed.fsdp._fully_shard import _fsdp_init
+
+    def moved(parameters: list[torch.Tensor], buffers: list[torch.Tensor], device: torch.device) -> None:
+        for tensor in (*parameters, *buffers):
+            if tensor.device.type == "cpu":
+                there = tensor.detach().to(device)
+                if isinstance(tensor, torch.nn.Parameter):
+                    there = torch.nn.Parameter(there, tensor.requires_grad)
+                torch.utils.swap_tensors(tensor, there)
+
+    return mock.patch.object(_fsdp_init, "_move_states_to_device", moved)
 
 
 def _new_group(make: Callable[..., Any], ranks: Any = None, *_: Any, **how: Any) -> Any:
