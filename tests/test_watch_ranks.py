@@ -177,8 +177,12 @@ def test_one_rank_is_watched_without_ranks(how, written, monkeypatch):
 # Shards
 
 
-def test_fsdp2_gathers_in_16_bits_and_reduces_in_32():
-    measured = watch_script(SCRIPTS / "ranks_fsdp2.py", ranks=8)
+@pytest.mark.parametrize("made_on", ["meta", "cpu"])
+def test_fsdp2_gathers_in_16_bits_and_reduces_in_32(made_on, written):
+    text = (SCRIPTS / "ranks_fsdp2.py").read_text()
+    if made_on == "cpu":  # then fully_shard moves it
+        text = text.replace('"meta"', '"cpu"').replace('model.to_empty(device="cuda")\n', "")
+    measured = watch_script(written(text), ranks=8)
     weights = 4 * 512 * 512
     messages = messages_of(measured)
     gathered = Messages("all-gather", 8, 2 * 2 * weights, 2 * 2 * weights * 7 // 8)  # forward and backward
