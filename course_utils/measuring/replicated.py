@@ -1,6 +1,6 @@
 """One rank of many as its GPU sees it: DistributedDataParallel's reducer, and what is sent.
 
-Nothing is sent, as in `sharded`. The reducer itself makes its buckets, fills them, and makes them anew after
+Nothing is sent, as in `sharded`. The reducer itself makes its buckets, fills them, and rebuilds them after
 the first backward. For that it needs the values of tensors on the host, where `HostSide` leaves them.
 """
 

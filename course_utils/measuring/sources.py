@@ -259,7 +259,7 @@ def simulated_rank(run: TrainingRun, steps: int, note: str) -> Measurement:
 def simulated_replica(run: TrainingRun, steps: int, note: str) -> Measurement:
     """`steps` steps of `run` with DistributedDataParallel on rank 0 of `run.world_size` simulated ranks.
 
-    torch makes its buckets anew after the first step. Raises as `simulated_rank`.
+    torch rebuilds its buckets after the first step. Raises as `simulated_rank`.
     """
     data_parallel.check_data_parallel(run)
     if reason := untrainable(run):
