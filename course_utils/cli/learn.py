@@ -199,6 +199,8 @@ def watch_options(parser: ArgumentParser) -> None:
     add("--gpu", metavar="GPU", help=f"the card to simulate, and to fit: {cards}")
     add("--budget", metavar="SIZE", help="the memory to fit in place of the card's: 24GB")
     add("--steps", type=int, default=2, help="optimizer steps to take; the last one is shown (default: 2)")
+    add("--ranks", type=int, metavar="N", help="watch a script made for torchrun as one of N simulated ranks")
+    add("--rank", type=int, default=0, metavar="K", help="the one of them to watch (default: 0)")
     add("--json", action="store_true", help="print the report as one JSON object")
     sources = ("simulated", "live", "auto")
     add("--source", choices=sources, default="simulated", help="live: on the GPU of this machine")
@@ -241,7 +243,7 @@ def _watched(chosen: Namespace, out: TextIO) -> int:
     budget = None if chosen.budget is None else parse_bytes(chosen.budget)
     card = place_for(chosen.gpu, chosen.source).card
     wanted = with_room(card, budget) if chosen.gpu or budget is not None else None
-    choices = {"card": chosen.gpu, "steps": chosen.steps}
+    choices = {"card": chosen.gpu, "steps": chosen.steps, "ranks": chosen.ranks, "rank": chosen.rank}
     measured = watch_script(chosen.script, chosen.arguments, chosen.source, **choices)
     if chosen.save:
         save_measurement(measured, chosen.save)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..breakdown import MemoryBreakdown
-from ..measurement import Allocation, Mark, Measurement, Provenance, Timeline
+from ..measurement import Allocation, Mark, Measurement, Messages, Provenance, Timeline
 
 AS = " as "  # Between the name of a GPU and that of the smaller card which it stood for
 SIMULATED_GPU = "simulated GPU"  # The device under which simulated runs are recorded
@@ -198,6 +198,7 @@ def from_json(content: dict[str, Any], note: str) -> Measurement:
         phase_peaks={name: MemoryBreakdown(*highest) for name, highest in content["phase_peaks"].items()},
         losses=content.get("losses", ()),
         counters=content.get("counters", {}),
+        messages=tuple(Messages(**each) for each in content.get("messages", ())),
     )
 
 
@@ -268,6 +269,7 @@ def save_measurement(measured: Measurement, path: str | Path) -> Path:
         "note": measured.provenance.note,
         "losses": list(measured.losses),
         "counters": dict(measured.counters),
+        "messages": [vars(each) for each in measured.messages],
     }
     # an earlier file stays whole until this one is
     partial = path.with_name(f"{path.name}.partial-{os.getpid()}")

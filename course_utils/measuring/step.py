@@ -5,7 +5,7 @@
 
 import atexit
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import date
@@ -269,11 +269,18 @@ def _tf32(allowed: bool) -> Iterator[None]:
         matmul.fp32_precision = before
 
 
-def follow(training: Training, tracker: Tracker, steps: int, provenance: Provenance) -> Measurement:
-    """Run `steps` steps of `training` under `tracker`; the peak is that of the last one."""
+def follow(
+    training: Training | Callable[[], Training], tracker: Tracker, steps: int, provenance: Provenance
+) -> Measurement:
+    """Run `steps` steps of `training` under `tracker`; the peak is that of the last one.
+
+    A function that makes the training is called under the tracker as well.
+    """
     said = "simulating" if provenance.source == "simulated" else "tracing"
     # The tracker is entered last, after the fake mode: it sees an operator first, then what that mode makes.
     with working(said) as work, tracker:
+        if not isinstance(training, Training):
+            training = training()
         tracker.watch(training.network, training.named_states)
         tracker.bind("inputs", [training.tokens, training.targets])
         ends = []

@@ -6,7 +6,7 @@ They are documented parts of torch, the same in every release, and replaced for 
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial, partialmethod
+from functools import partial, wraps
 from typing import Any, NoReturn
 from unittest import mock
 
@@ -59,7 +59,7 @@ def _default_device() -> torch.device | None:
 def _replacements(notes: dict[str, None], simulated: bool) -> Iterator[tuple[Any, str, Any]]:
     """Replacements for what such code cannot use: owner, name, and a function that may add notes."""
     loader = torch.utils.data.DataLoader  # its workers are processes, and only one process is followed
-    yield loader, "__init__", partialmethod(_make_loader, notes, loader.__init__)
+    yield loader, "__init__", _without_workers(notes, loader.__init__)
     yield torch.distributed, "init_process_group", _one_process
     yield torch, "save", partial(save, torch.serialization.save)
     if not simulated:
@@ -90,10 +90,14 @@ def _replacements(notes: dict[str, None], simulated: bool) -> Iterator[tuple[Any
     yield SimulatedEvent, "elapsed_time", lambda *_: PLACEHOLDER
 
 
-def _make_loader(loader: Any, notes: dict[str, None], make: Any, *args: Any, **kwargs: Any) -> None:
-    if kwargs.get("num_workers"):
-        notes.setdefault("DataLoader: 0 workers here")
-    make(loader, *args, **{name: value for name, value in kwargs.items() if name not in WORKERS})
+def _without_workers(notes: dict[str, None], make: Any) -> Any:
+    @wraps(make)  # Lightning reads its signature
+    def made(loader: Any, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("num_workers"):
+            notes.setdefault("DataLoader: 0 workers here")
+        make(loader, *args, **{name: value for name, value in kwargs.items() if name not in WORKERS})
+
+    return made
 
 
 def _eager(notes: dict[str, None], model: Any = None, **_: Any) -> Any:

@@ -31,12 +31,14 @@ from ..measuring.cuda_answers import IMITATED, Memory, answered
 from ..measuring.patching import on_this_thread
 from ..measuring.phases import PLACEHOLDER
 from ..measuring.release import chain, let_go
+from ..measuring.replicated import RankTracker
 from ..measuring.simulated import availability, simulated_gpu
 from ..measuring.sources import MOST_STEPS, forced_source
 from ..measuring.step import own_random_numbers, provenance_of
 from ..measuring.tracker import FailedOperator, Tracker
 from ..planning.twin import named
 from .patches import replaced
+from .ranks import as_one_rank, check_ranks
 from .shield import NotAllowed, memory_limited, nothing_changed
 from .steps import Finished, HostValues, ScriptWatch
 
@@ -92,22 +94,31 @@ def watch_script(
     *,
     card: str | None = None,
     steps: int = 2,
+    ranks: int | None = None,
+    rank: int = 0,
 ) -> Measurement:
     """Run a script until each of its optimizers has stepped `steps` times; return where each byte went.
 
     The peak is that of the last step. `card` is a name of `gpus.GPUS`, on which `place_for` has the rest.
-    Nothing of the user's is written or deleted, and the network is closed. What the script prints goes to
-    stderr. Raises ScriptError, with the line, for a script that fails, trains nothing or cannot be followed,
-    ValueError for a path that is no script's, for other steps than 1 to 1000, and as `place_for`,
+    A script made for torchrun is watched as `rank` of `ranks`, which are simulated. Nothing of the user's is
+    written or deleted, and the network is closed. What the script prints goes to stderr. Raises ScriptError,
+    with the line, for a script that fails, trains nothing or cannot be followed, ValueError for a path that
+    is no script's, for other steps than 1 to 1000, for a rank that does not exist, and as `place_for`,
     SimulationUnavailable where no GPU can be simulated.
     """
     if not 1 <= steps <= MOST_STEPS:
         raise ValueError(f"steps is {steps}: a number from 1 to {MOST_STEPS}")
+    check_ranks(ranks, rank)
     place = place_for(card, source)
     simulated = place.simulated
+    if ranks is not None and not simulated:
+        raise ValueError("several ranks are simulated only: leave --ranks out, or source='live'")
     path = _checked(path)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ScriptError("a script is watched on one GPU: start it without torchrun (WORLD_SIZE is above 1)")
+    if ranks is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ScriptError(
+            "a script is watched in one process: start it without torchrun (WORLD_SIZE is above 1),"
+            " and say --ranks 8 to watch it as one of 8 ranks"
+        )
     # The mode that is entered last sees an operator first: HostValues says where it runs, the watch in which
     # phase, the tracker what is made, and the simulated GPU makes it.
     with ExitStack() as stack:
@@ -121,12 +132,14 @@ def watch_script(
             run(simulated_gpu("auto", card=place.card))
         else:
             run(torch.autograd.set_multithreading_enabled(False))
-        tracker = run(Tracker("cuda", workspaces_of(place.card.capability)))
+        follow = RankTracker if simulated else Tracker
+        tracker = run(follow("cuda", workspaces_of(place.card.capability)))
         if simulated:  # scripts ask if torch has CUDA; HISTORY comes after `answered`, which refuses it
             run(answered(Memory(lambda: tracker.events, place.card)))
             run(on_this_thread(torch.backends.cuda, "is_built", lambda: True))
             for owner, name in HISTORY:
                 run(mock.patch.object(owner, name, partial(_without_history, changes)))
+            run(as_one_rank(ranks, rank, changes))
         measured: list[Measurement] = []
         provenance = provenance_of("simulated" if simulated else "live", card=place.card)
 
@@ -187,6 +200,9 @@ def _execute(path: Path, arguments: Sequence[str], watch: ScriptWatch) -> None:
     except SystemExit as ended:
         why = f" by sys.exit({ended.code!r})" if ended.code else ""
     except BaseException as error:
+        if len(watch.ends) == watch.steps:  # it was ended already, and fails while it cleans up
+            let_go(error)
+            return
         sentence = watch.in_a_thread or _sentence(error, path, watch.tracker.failure)
         let_go(error)
         raise ScriptError(sentence) from None

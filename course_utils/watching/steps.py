@@ -39,6 +39,7 @@ PATIENCE = 16
 
 SMALL = 1 << 20  # Elements up to which values are known on the simulated GPU
 HUGE = 1 << 30  # Bytes from which a new tensor on the host has no values: a weight, not data
+ASK_PINNED = torch.ops.aten.is_pinned.default
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 ANY_VALUE = ("empty", "new_empty", "empty_like", "empty_strided")  # Operators that leave values open
 
@@ -108,7 +109,10 @@ class ScriptWatch(PhaseWatch):
     def arrived(self, tensors: list[FakeTensor]) -> None:
         """Bind what came to the GPU from the host, outside of a model, as inputs."""
         if self._depth == 0 and not self._in_backward():
-            self.tracker.bind("inputs", tensors)
+            known = ((tensor, self.tracker.known(tensor)) for tensor in tensors)
+            self.tracker.bind(
+                "inputs", (tensor for tensor, storage in known if storage and not storage.bound)
+            )
 
     def _enters(self, module: torch.nn.Module, _: Any) -> None:
         if threading.get_ident() != self._thread:  # a module that it has made itself has real weights
@@ -243,6 +247,8 @@ class HostValues(TorchDispatchMode):
             return func(*args, **kwargs)
         if has_made_of_others(types):
             return NotImplemented
+        if func is ASK_PINNED and torch._C._current_graph_task_id() != -1:
+            return True  # DDP's reducer has asked for pinned memory, and refuses what is not
         if "pin_memory" in kwargs:
             kwargs = kwargs | {"pin_memory": False}
         asked: Any = kwargs.get("device") or torch.device("cpu")
