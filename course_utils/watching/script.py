@@ -22,11 +22,11 @@ from torch._subclasses.fake_tensor import (
 
 from ..errors import ScriptError, SimulationUnavailable, StepError
 from ..estimating.workspaces import workspaces_of
-from ..gpus import Gpu, gpu
+from ..gpus import IMITATED, Gpu, gpu
 from ..measurement import Measurement
 from ..measuring import live
 from ..measuring.call_site import described, is_machinery
-from ..measuring.cuda_answers import IMITATED, Memory, answered
+from ..measuring.cuda_answers import Memory, answered
 from ..measuring.patching import on_this_thread
 from ..measuring.phases import PLACEHOLDER
 from ..measuring.release import chain, let_go

@@ -1,13 +1,14 @@
 """Running somebody's script as a bystander: nothing of theirs is written or deleted, no process, no network.
 
-What Python writes goes to a temporary folder, from where it is read again. An audit hook stops all that gets
-around it.
+What Python writes goes to a temporary folder, from where it is read again. An audit hook stops what gets
+around it in Python. Libraries in C get around both: `apart` has a fence for them.
 """
 
 import builtins
 import io
 import os
 import shutil
+import sqlite3
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -50,6 +51,7 @@ AUDITED = {
     "os.symlink",
 }
 DEVICES = ("/dev/", "/proc/self/")
+NOT_DEVICES = "/dev/shm"  # Memory that processes share, with files of others
 SAFETENSORS = ("save_file", "serialize_file")
 
 AVAILABLE = Path("/proc/meminfo")
@@ -79,7 +81,10 @@ class Elsewhere:
 
     def is_own(self, path: Any) -> bool:
         """True for what is left alone: open files, devices, and what lies in this folder."""
-        return isinstance(path, int) or os.path.abspath(os.fsdecode(path)).startswith((self.folder, *DEVICES))
+        if isinstance(path, int):
+            return True
+        whole = os.path.abspath(os.fsdecode(path))
+        return whole.startswith((self.folder, *DEVICES)) and not whole.startswith(NOT_DEVICES)
 
     def shadow(self, path: Any) -> str:
         return self.folder + os.path.abspath(os.fsdecode(path))
@@ -136,6 +141,11 @@ class Elsewhere:
         self._keep(source)
         return original(self.writing(source, whole=False), self.writing(target), **kwargs)
 
+    def connect(self, original: Callable[..., Any], database: Any, *args: Any, **kwargs: Any) -> Any:
+        """A connection to the copy of a database; one in memory, or at an address, is left alone."""
+        in_a_file = database not in (":memory:", "") and not kwargs.get("uri")
+        return original(self.writing(database, whole=False) if in_a_file else database, *args, **kwargs)
+
     def _keep(self, path: Any) -> bool:
         """True for a file of the user's, that is there and that the script has not written: noted as kept."""
         users = not self.is_own(path) and not self.exists(self.shadow(path)) and self.exists(path)
@@ -152,7 +162,11 @@ class Elsewhere:
             for name in names:
                 yield os, name, partial(way, getattr(os, name))
         yield shutil, "rmtree", partial(self.delete, shutil.rmtree)
-        yield torch, "save", _left_empty
+        for owner in (sqlite3, sqlite3.dbapi2):
+            yield owner, "connect", partial(self.connect, sqlite3.connect)
+        for owner in (torch, torch.jit, torch.export):
+            yield owner, "save", _left_empty
+        yield torch.autograd.profiler.profile, "export_chrome_trace", _left_empty
         if find_spec("safetensors"):
             for name in SAFETENSORS:
                 yield import_module("safetensors.torch"), name, _left_empty
@@ -215,11 +229,18 @@ def _add_hook() -> None:
 
 
 @contextmanager
-def nothing_changed() -> Iterator[Elsewhere]:
-    """Inside, files are written elsewhere; processes and the network raise NotAllowed."""
+def nothing_changed(folder: str | None = None) -> Iterator[Elsewhere]:
+    """Inside, files are written elsewhere; processes and the network raise NotAllowed.
+
+    Elsewhere is this folder, or else one that is deleted afterwards. Within another block it is that block's.
+    """
+    if _watching:
+        yield _watching[-1]
+        return
     _add_hook()
-    with tempfile.TemporaryDirectory(prefix="watched-") as folder, ExitStack() as stack:
-        elsewhere = Elsewhere(folder)
+    with ExitStack() as stack:
+        temporary = tempfile.TemporaryDirectory(prefix="watched-")
+        elsewhere = Elsewhere(folder or stack.enter_context(temporary))
         for owner, name, replacement in list(elsewhere.replacements()):
             stack.enter_context(mock.patch.object(owner, name, replacement))
         stack.enter_context(mock.patch.object(sys, "dont_write_bytecode", True))
