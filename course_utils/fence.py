@@ -26,6 +26,7 @@ SIGNALS_AND_SOCKETS = 3
 NO_NEW_PRIVILEGES = 38
 SIGNAL_WHEN_PARENT_ENDS = 1
 
+_entered: list[bool] = []
 DEVICES = ("null", "zero", "full", "random", "urandom")
 
 
@@ -67,6 +68,12 @@ def enter(readable: Iterable[Path] | None, writable: Iterable[Path], hidden: Col
     _call("prctl", NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     _call("syscall", RESTRICT_SELF, rules, 0)
     os.close(rules)
+    _entered.append(True)
+
+
+def is_up() -> bool:
+    """True once this process has entered the fence."""
+    return bool(_entered)
 
 
 def end_with_parent() -> None:

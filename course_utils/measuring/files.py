@@ -258,7 +258,9 @@ def everything_to_json(measured: Measurement) -> dict[str, Any]:
 
 def everything_from_json(content: dict[str, Any]) -> Measurement:
     """The measurement that `everything_to_json` was given, with the source that it had."""
-    return replace(from_json(content, ""), provenance=Provenance(*content["provenance"], content["note"]))
+    source, device, torch_version, date = content["provenance"]
+    origin = Provenance(source, device, torch_version, date, content["note"])
+    return replace(from_json(content, ""), provenance=origin)
 
 
 def save_measurement(measured: Measurement, path: str | Path) -> Path:

@@ -50,7 +50,7 @@ def watch_apart(
     card: str | None = None,
     steps: int = 2,
 ) -> tuple[Measurement, Gpu]:
-    """What `watch_script` measures in a new process, and the card that it chose. Raises as that does.
+    """Run `watch_script` in a new process; returns what it measured and the card. Raises as that does.
 
     What the script prints goes to stderr. Raises ScriptError, too, for a process that ends before it has
     answered. When this returns, all that the script started has ended, and its files are deleted.

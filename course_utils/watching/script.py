@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
+from .. import fence
 from ..errors import ScriptError, SimulationUnavailable, StepError
 from ..estimating.workspaces import workspaces_of
 from ..gpus import IMITATED, Gpu, gpu
@@ -40,6 +41,10 @@ from .shield import NotAllowed, memory_limited, nothing_changed
 from .steps import Finished, HostValues, ScriptWatch
 
 OF_MEMORY = torch.cuda.memory
+REFUSED = (
+    "While it is watched, what Python's own functions write goes to a temporary folder. Another library's "
+    "functions cannot write: leave them out while you watch it."
+)
 HISTORY = (
     (torch.cuda, "memory_summary"),
     (OF_MEMORY, "_record_memory_history"),
@@ -206,6 +211,8 @@ def _sentence(error: BaseException, path: Path, failure: FailedOperator | None) 
         if why is not None:
             return f"{line}: {why}"
     said = traceback.format_exception_only(error)[-1].strip()
+    if fence.is_up() and "Permission denied" in said:
+        said += f"\n{REFUSED}"
     shown = "".join(traceback.format_list(frames))
     return f"{line}: the script itself fails: {said}\n{shown.rstrip()}"
 

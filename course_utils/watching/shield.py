@@ -135,6 +135,7 @@ class Elsewhere:
             return original(path, *args, **kwargs)
         if self._keep(path):
             return None
+        self.written.pop(os.fsdecode(path), None)
         return original(self.shadow(path), *args, **kwargs)
 
     def rename(self, original: Callable[..., Any], source: Any, target: Any, **kwargs: Any) -> None:
@@ -164,7 +165,7 @@ class Elsewhere:
         yield shutil, "rmtree", partial(self.delete, shutil.rmtree)
         for owner in (sqlite3, sqlite3.dbapi2):
             yield owner, "connect", partial(self.connect, sqlite3.connect)
-        for owner in (torch, torch.jit, torch.export):
+        for owner in (torch, torch.jit, torch.jit.RecursiveScriptModule, torch.export):
             yield owner, "save", _left_empty
         yield torch.autograd.profiler.profile, "export_chrome_trace", _left_empty
         if find_spec("safetensors"):
@@ -186,7 +187,7 @@ class Elsewhere:
         changes = writes or event in AUDITED
         # by an open folder's number: of rmtree, which was let in
         in_folder = event in ("os.remove", "os.rmdir", "os.mkdir") and args[-1] >= 0
-        named = bool(args) and isinstance(args[0], (str, bytes))
+        named = bool(args) and isinstance(args[0], (str, bytes, os.PathLike))
         if changes and named and not in_folder and not self.is_own(args[0]):
             _refuse(f"would change {os.fsdecode(args[0])!r}, but a watched script must not change your files")
 
