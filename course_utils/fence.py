@@ -1,8 +1,8 @@
 """A fence: this process, and all that it starts, open only the files that it names (Linux).
 
 Landlock in the kernel makes it, without root, and nothing takes it down again. From Linux 6.12 on, signals
-stay inside as well. The network stays open, anybody can ask whether a file exists, and who may open a file
-otherwise can still change its permissions and times. Standard library only.
+stay inside as well. The network stays open. Code can still ask whether a file exists, and change the
+permissions and times of the user's files. Standard library only.
 """
 
 import ctypes
@@ -19,15 +19,16 @@ ASK_VERSION, BELOW_PATH = 1, 1
 EXECUTE, WRITE_FILE, READ_FILE, READ_FOLDER = 1, 2, 4, 8
 READ = EXECUTE | READ_FILE | READ_FOLDER
 OF_FILES = EXECUTE | WRITE_FILE | READ_FILE
-OF_DEVICES = 1 << 15
+IOCTL = 1 << 15
 RIGHTS = {1: 13, 2: 14, 3: 15, 5: 16}  # number of rights to files, from each version on
 SCOPES_SINCE, NETWORK_SINCE = 6, 4
 SIGNALS_AND_SOCKETS = 3
 NO_NEW_PRIVILEGES = 38
 SIGNAL_WHEN_PARENT_ENDS = 1
 
-_entered: list[bool] = []
 DEVICES = ("null", "zero", "full", "random", "urandom")
+
+_entered: list[bool] = []
 
 
 def version() -> int:
@@ -50,7 +51,7 @@ def enter(readable: Iterable[Path] | None, writable: Iterable[Path], hidden: Col
     count = max((rights for since, rights in RIGHTS.items() if since <= known), default=0)
     rights = (1 << count) - 1
     if readable is None:
-        rights &= ~(READ | OF_DEVICES)
+        rights &= ~(READ | IOCTL)
     members = [rights]  # of struct landlock_ruleset_attr, which has grown
     if known >= NETWORK_SINCE:
         members.append(0)

@@ -26,9 +26,9 @@ from ..measuring.files import everything_from_json, everything_to_json
 
 TASK, ANSWER = "task.json", "answer.json"
 
-START = """import sys
+START = f"""import sys
 folder, *sys.path[:] = sys.argv[1:]
-from course_utils.watching.apart import main
+from {__name__} import main
 main(folder)
 """
 
@@ -53,7 +53,7 @@ def watch_apart(
     """Run `watch_script` in a new process; returns what it measured and the card. Raises as that does.
 
     What the script prints goes to stderr. Raises ScriptError, too, for a process that ends before it has
-    answered. When this returns, all that the script started has ended, and its files are deleted.
+    answered. Then the files of the script are deleted, and on Linux all that it started has ended.
     """
     fenced = fence.version() > 0
     with TemporaryDirectory(prefix="watched-", ignore_cleanup_errors=True) as name:

@@ -41,14 +41,14 @@ from .shield import NotAllowed, memory_limited, nothing_changed
 from .steps import Finished, HostValues, ScriptWatch
 
 OF_MEMORY = torch.cuda.memory
-REFUSED = (
-    "While it is watched, what Python's own functions write goes to a temporary folder. Another library's "
-    "functions cannot write: leave them out while you watch it."
-)
 HISTORY = (
     (torch.cuda, "memory_summary"),
     (OF_MEMORY, "_record_memory_history"),
     (OF_MEMORY, "_dump_snapshot"),
+)
+REFUSED = (
+    "While it is watched, what Python's own functions write goes to a temporary folder. Another library's "
+    "functions cannot write: leave them out while you watch it."
 )
 
 

@@ -8,7 +8,6 @@ import builtins
 import io
 import os
 import shutil
-import sqlite3
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -163,8 +162,10 @@ class Elsewhere:
             for name in names:
                 yield os, name, partial(way, getattr(os, name))
         yield shutil, "rmtree", partial(self.delete, shutil.rmtree)
-        for owner in (sqlite3, sqlite3.dbapi2):
-            yield owner, "connect", partial(self.connect, sqlite3.connect)
+        if find_spec("_sqlite3"):  # Python may be built without it
+            for name in ("sqlite3", "sqlite3.dbapi2"):
+                module = import_module(name)
+                yield module, "connect", partial(self.connect, module.connect)
         for owner in (torch, torch.jit, torch.jit.RecursiveScriptModule, torch.export):
             yield owner, "save", _left_empty
         yield torch.autograd.profiler.profile, "export_chrome_trace", _left_empty
@@ -240,8 +241,9 @@ def nothing_changed(folder: str | None = None) -> Iterator[Elsewhere]:
         return
     _add_hook()
     with ExitStack() as stack:
-        temporary = tempfile.TemporaryDirectory(prefix="watched-")
-        elsewhere = Elsewhere(folder or stack.enter_context(temporary))
+        if folder is None:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="watched-"))
+        elsewhere = Elsewhere(folder)
         for owner, name, replacement in list(elsewhere.replacements()):
             stack.enter_context(mock.patch.object(owner, name, replacement))
         stack.enter_context(mock.patch.object(sys, "dont_write_bytecode", True))
