@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from course_utils import measure
-from course_utils.cli import learn
 from course_utils.cli.main import main
 from course_utils.errors import ScriptError
 from course_utils.estimating.workspaces import workspaces_of
@@ -19,7 +18,7 @@ from course_utils.interactive.course_files import ROOT
 from course_utils.measuring import live
 from course_utils.planning.twin import SAFETY
 from course_utils.units import GB, MB, GiB, MiB, round_up
-from course_utils.watching import shield
+from course_utils.watching import apart, shield
 from course_utils.watching.report import changed_peaks, lines_of_cards, peak_with, report
 from course_utils.watching.script import place_for, watch_script
 from course_utils.watching.which_cards import FITS, FROM_CACHE, TOO_SMALL, Answer, answer_on, answers
@@ -500,18 +499,25 @@ def test_what_fits_is_judged_with_five_percent_in_reserve():
 
 
 @pytest.fixture
-def command(written, capfd, monkeypatch):
+def command(written, capfd):
     """Runs `watch` with these words; returns its exit code, stdout and stderr."""
-    ended = list[int]()
-    monkeypatch.setattr(learn.os, "_exit", ended.append)
 
     def run(*words: str) -> tuple[int, str, str]:
-        ended.clear()
-        returned = main(["watch", "--here", *words])
-        out, err = capfd.readouterr()
-        return (ended or [returned])[0], out, err
+        code = main(["watch", "--here", *words])
+        return code, *capfd.readouterr()
 
     return run
+
+
+@pytest.fixture
+def without_a_process(monkeypatch):
+    """Has `watch` execute scripts in this process, as starting one for each takes seconds."""
+
+    def watch(path, arguments, source, *, card, steps):
+        measured = watch_script(path, arguments, source, card=card, steps=steps)
+        return measured, place_for(card, source).card
+
+    monkeypatch.setattr(apart, "watch_apart", watch)
 
 
 def test_the_command_line(written, tmp_path, command):
@@ -541,6 +547,7 @@ CODES = {
 
 
 @pytest.mark.parametrize("case", CODES)
+@pytest.mark.usefixtures("without_a_process")
 def test_the_exit_code_says_if_it_fits_and_whether_that_is_known(case, written, command):
     words, text, code, said = CODES[case]
     written(text)
@@ -550,6 +557,7 @@ def test_the_exit_code_says_if_it_fits_and_whether_that_is_known(case, written, 
         assert bool(out) == (code < 2)
 
 
+@pytest.mark.usefixtures("without_a_process")
 def test_an_error_of_ours_is_no_answer(written, command, monkeypatch):
     monkeypatch.setattr("course_utils.watching.report.replay", lambda _: 1 / 0)
     written(TRAINED)

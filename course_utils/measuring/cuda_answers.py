@@ -18,13 +18,10 @@ import torch._subclasses.fake_tensor as fake_tensor
 
 from ..allocator.policy import CachingAllocator, OutOfMemory
 from ..errors import StepError
-from ..gpus import Gpu, gpu
+from ..gpus import IMITATED, Gpu
 from ..units import binary
 from .call_site import calling_place, described
 from .patching import on_this_thread
-
-IMITATED = gpu("A100-80GB")
-"""The card that a simulated GPU is where none is named: it has every kernel that the course knows."""
 
 CARD = replace(IMITATED, name="simulated GPU")
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from ..gpus import Gpu
+from ..gpus import IMITATED, Gpu
 from ..measurement import Measurement, Provenance
 from ..networks import Transformer, chunked_loss, loss_of, network_for
 from ..pace import working
 from ..planning.twin import named
 from ..run import TrainingRun
-from .cuda_answers import CARD, IMITATED
+from .cuda_answers import CARD
 from .devices import Phases
 from .optimizers import Named, make_codebooks, make_optimizer, named_states_of
 from .patching import ONE_AT_A_TIME

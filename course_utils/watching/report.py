@@ -10,9 +10,8 @@ from types import MappingProxyType
 from typing import Any
 
 from ..allocator.replay import replay
-from ..gpus import Gpu
+from ..gpus import IMITATED, Gpu
 from ..measurement import Allocation, Measurement, Messages
-from ..measuring.cuda_answers import IMITATED
 from ..units import aligned, format_bytes, percent
 from .which_cards import Answer, answer_on, answers
 

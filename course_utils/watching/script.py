@@ -21,13 +21,14 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
+from .. import fence
 from ..errors import ScriptError, SimulationUnavailable, StepError
 from ..estimating.workspaces import workspaces_of
-from ..gpus import Gpu, gpu
+from ..gpus import IMITATED, Gpu, gpu
 from ..measurement import Measurement
 from ..measuring import live
 from ..measuring.call_site import described, is_machinery
-from ..measuring.cuda_answers import IMITATED, Memory, answered
+from ..measuring.cuda_answers import Memory, answered
 from ..measuring.patching import on_this_thread
 from ..measuring.phases import PLACEHOLDER
 from ..measuring.release import chain, let_go
@@ -47,6 +48,10 @@ HISTORY = (
     (torch.cuda, "memory_summary"),
     (OF_MEMORY, "_record_memory_history"),
     (OF_MEMORY, "_dump_snapshot"),
+)
+REFUSED = (
+    "While it is watched, what Python's own functions write goes to a temporary folder. Another library's "
+    "functions cannot write: leave them out while you watch it."
 )
 
 
@@ -237,6 +242,8 @@ def _sentence(error: BaseException, path: Path, failure: FailedOperator | None) 
         if why is not None:
             return f"{line}: {why}"
     said = traceback.format_exception_only(error)[-1].strip()
+    if fence.is_up() and "Permission denied" in said:
+        said += f"\n{REFUSED}"
     shown = "".join(traceback.format_list(frames))
     return f"{line}: the script itself fails: {said}\n{shown.rstrip()}"
 

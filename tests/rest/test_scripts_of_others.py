@@ -74,17 +74,22 @@ def test_what_is_predicted_otherwise_since_is_what_the_card_counted_with_its_own
 
 FORKS = """
 import os, sys
-from course_utils.cli.main import main
-from course_utils.measuring import files
-from course_utils.watching import report, script
+from course_utils.errors import ScriptError
+from course_utils.measuring.files import save_measurement
+from course_utils.watching.script import watch_script
 for line in sys.stdin:
     folder, *words = line.split()
     child = os.fork()
     if not child:
         os.chdir(folder)
-        os.dup2(os.open("said", os.O_CREAT | os.O_WRONLY), 1)
         os.dup2(os.open("errors", os.O_CREAT | os.O_WRONLY), 2)
-        os._exit(main(["watch", "--save", "kept.measurement", *words]))
+        code = 0
+        try:
+            save_measurement(watch_script(words[0], words[1:]), "kept.measurement")
+        except ScriptError as error:
+            print(error, file=sys.stderr, flush=True)
+            code = 2
+        os._exit(code)
     _, status = os.waitpid(child, 0)
     print(os.waitstatus_to_exitcode(status), flush=True)
 """
@@ -102,7 +107,7 @@ def watcher() -> Iterator[subprocess.Popen[str]]:
 
 
 def watched(watcher: subprocess.Popen[str], folder: Path, words: str) -> tuple[int, str]:
-    """The exit code of `watch` with a script and its arguments, and what it said on stderr."""
+    """Returns 0, or 2 for a script that cannot be followed, and what was printed to stderr."""
     assert watcher.stdin and watcher.stdout
     watcher.stdin.write(f"{folder} {SCRIPTS}/{words}\n")
     watcher.stdin.flush()
