@@ -1,4 +1,4 @@
-"""Figure of lesson 07: a graph cut between forward and backward, as autograd cuts it and as the compiler does."""
+"""Figures of lesson 07: a graph cut between forward and backward, and memory against time as recorded."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch
 
-from ...figures import CourseFigure
+from ...errors import check_known
+from ...figures import CourseFigure, lines
 from ...figures.style import WIDTH, bare, look, sheet
 from ...palette import COLOURS, INK, QUIET, RULE
 from ...units import format_bytes
 from .partition import Node, Partition, partition
+from .recorded import FRONT, WHERE
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +20,19 @@ if TYPE_CHECKING:
 ROW = 46.0  # points
 HALF = WIDTH / 2
 FORWARD, BACKWARD = 104.0, 176.0  # points from the left edge of a half
-KEPT, AGAIN = COLOURS["activations"], COLOURS["temporaries"]
+KEPT, AGAIN = COLOURS["activations"], COLOURS["gradients"]
+
+
+def front_figure(title: str, groups: dict[str, list[str]]) -> CourseFigure:
+    """Milliseconds of a step over its peak in GB: a line for each group of choices of FRONT."""
+    for choices in groups.values():
+        for choice in choices:
+            check_known("choice", choice, FRONT)
+    points = {
+        name: ([FRONT[one]["peak"] / 1e9 for one in choices], [FRONT[one]["ms"] for one in choices])
+        for name, choices in groups.items()
+    }
+    return lines(points, title, "GB at the peak", "ms of a step", provenance=f"GPT-2, b = 16, {WHERE}")
 
 
 def draw_cuts(function: "Callable[..., torch.Tensor]", *inputs: "torch.Tensor") -> CourseFigure:
@@ -49,9 +63,9 @@ def _draw_half(ax: Axes, cut: Partition, heading: str) -> None:
     """Forward goes down on the left, backward up on the right; what is kept crosses from left to right."""
     ax.text(FORWARD, 24, "forward ↓", ha="right", fontsize=10, color=QUIET)
     ax.text(BACKWARD, 24, "backward ↑", fontsize=10, color=QUIET)
-    ax.text((FORWARD + BACKWARD) / 2, 4, heading, ha="center", fontsize=11.5)
+    ax.text((FORWARD + BACKWARD) / 2, 8, heading, ha="center", fontsize=11.5)
     bottom = 50 + ROW * (cut.turn - 1)
-    backward = [number for number in range(cut.turn, len(cut.nodes) - 1) if number]
+    backward = range(cut.turn, len(cut.nodes) - 1)  # without the last sum, of x's gradients
     step = (bottom - 50) / (len(backward) - 1)
     places = {number: (FORWARD, 50 + ROW * number) for number in range(cut.turn)}
     places |= {number: (BACKWARD, bottom - step * row) for row, number in enumerate(backward)}
@@ -59,17 +73,19 @@ def _draw_half(ax: Axes, cut: Partition, heading: str) -> None:
         node = cut.nodes[number]
         for source in node.reads:
             if source in places:
-                _draw_edge(ax, places[source], places[number], crosses=source < cut.turn <= number)
+                crosses = source < cut.turn <= number
+                _draw_edge(ax, places[source], places[number], crosses, bends=number > source + 1)
         _draw_node(ax, node, places[number], number in cut.kept, number in cut.again, number < cut.turn)
 
 
-def _draw_edge(ax: Axes, start: tuple[float, float], end: tuple[float, float], crosses: bool) -> None:
+def _draw_edge(
+    ax: Axes, start: tuple[float, float], end: tuple[float, float], crosses: bool, bends: bool
+) -> None:
     arrow: Any = {"arrowstyle": "-|>", "mutation_scale": 8, "shrinkA": 5, "shrinkB": 5}
     if crosses:
         ax.add_patch(FancyArrowPatch(start, end, color=KEPT, linewidth=2, zorder=1, **arrow))
         return
-    bend = -0.3 if abs(start[1] - end[1]) > ROW else 0.0
-    way = f"arc3,rad={bend}"
+    way = f"arc3,rad={-0.3 if bends else 0}"
     ax.add_patch(FancyArrowPatch(start, end, color=RULE, connectionstyle=way, zorder=0, **arrow))
 
 
@@ -80,7 +96,7 @@ def _draw_node(
     fill = KEPT if kept else "white"
     ax.plot(x, y, "o", color=fill, markeredgecolor=INK, markersize=8, zorder=3)
     if again:
-        ax.plot(x, y, "o", color="none", markeredgecolor=AGAIN, markersize=15, linestyle="", zorder=3)
+        ax.plot(x, y, "o", color="none", markeredgecolor=AGAIN, markersize=16, markeredgewidth=2, zorder=3)
     side: Any = {"ha": "right"} if forward else {"ha": "left"}
     away = -10 if forward else 10
     ax.text(x + away, y, node.name + (", again" if again else ""), va="center", fontsize=10, **side)

@@ -1,13 +1,30 @@
-"""Numbers for the quiz of lesson 07, question by question. Its texts are in quiz.toml."""
+"""The numbers in the quiz of lesson 07, question by question; its words are in quiz.toml."""
 
 from collections.abc import Iterator
+from functools import partial
 
-from course_utils import PRESETS
-from course_utils.interactive.quiz import Numbers, gb
-from course_utils.units import each
+from ...interactive.quiz import Numbers
+from ...units import each, format_bytes
+from .recorded import FRONT, WAYS
+
+TOKENS, V, FFN = 16 * 1024, 50_257, 14_336
+_gb = partial(format_bytes, unit="GB", digits=2)
+_mb = partial(format_bytes, unit="MB", digits=0)
 
 
 def numbers() -> Iterator[Numbers]:
-    N = PRESETS["gpt2"].parameters  # YOURS: compute choices, never type them
-    yield "weights", {"N": N} | each(gb, fp32=4 * N, half=2 * N, double=8 * N)
-    yield "states", each(gb, both=8 * N, one=4 * N, all_three=12 * N)
+    wide = 2 * 4096 * FFN
+    yield "swiglu", {"MB": _mb(wide)} | each(_mb, one=wide, two=2 * wide, three=3 * wide, four=4 * wide)
+    logits = TOKENS * V
+    sizes = each(_gb, two=2 * logits, four=4 * logits, six=6 * logits, ten=10 * logits)
+    yield "the_loss", {"tokens": TOKENS, "V": V} | sizes
+    peaks = {name: int(FRONT[key]["peak"]) for name, key in PEAKS.items()}
+    yield "budget", each(_gb, states=int(FRONT["budget=0.0"]["kept"]), **peaks)
+    graphs, plain = WAYS["the model, CUDA graphs"], WAYS["the model"]
+    yield (
+        "cuda_graphs",
+        each(_gb, before=plain["peak"], after=graphs["peak"], reserved=graphs["reserved"]),
+    )
+
+
+PEAKS = {"all": "compiled", "none": "budget=0.0", "tenth": "budget=0.1"}
