@@ -58,9 +58,6 @@ def _replacements(notes: dict[str, None], simulated: bool) -> Iterator[tuple[Any
     yield torch.distributed, "init_process_group", _one_process
     if not simulated:
         return
-    # until compiled steps are simulated as well
-    yield torch, "compile", partial(_eager, notes)
-    yield torch.nn.Module, "compile", partial(_compile_nothing, notes)
     # a fake GPU holds no values and draws no random numbers
     yield torch, "load", partial(_load, torch.load)
     yield torch.Tensor, "pin_memory", lambda tensor, *_: tensor
@@ -74,19 +71,6 @@ def _make_loader(loader: Any, notes: dict[str, None], make: Any, *args: Any, **k
     if kwargs.get("num_workers"):
         notes.setdefault("DataLoader: 0 workers here")
     make(loader, *args, **{name: value for name, value in kwargs.items() if name not in WORKERS})
-
-
-def _eager(notes: dict[str, None], model: Any = None, **_: Any) -> Any:
-    notes.setdefault(
-        "torch.compile is skipped: the step runs eagerly and keeps other tensors than a compiled step"
-    )
-    if model is not None:
-        return model
-    return lambda function: function
-
-
-def _compile_nothing(notes: dict[str, None], *_: Any, **__: Any) -> None:
-    _eager(notes)
 
 
 def _one_process(*_: Any, **__: Any) -> NoReturn:
