@@ -207,9 +207,7 @@ def _of_inductor(card: Gpu) -> Iterator[Change]:
     interface = import_module("torch._dynamo.device_interface").CudaInterface
     for owner in (interface, interface.Worker):  # it holds functions that torch.cuda had when it was loaded
         yield owner, "get_device_properties", staticmethod(lambda *_: known)
-    # it looks for triton, and for a driver that triton can use
-    for name, answer in (("has_triton", True), ("has_triton_package", True)):
-        yield import_module("torch.utils._triton"), name, partial(_answer, answer)
+    # it asks triton for its driver
     yield import_module("torch.utils._triton"), "triton_hash_with_backend", partial(_answer, "none")
     yield import_module("torch._dynamo.utils"), "triton", import_module("triton")
     # kernels are compiled for the card, or by a compiler of C++
@@ -306,11 +304,12 @@ def _settings() -> Iterator[None]:
 
 
 def _forget_the_card() -> None:
-    """Clear what Inductor has remembered of a card."""
+    """Clear what Inductor has remembered of a card, and of triton."""
     import_module("torch._inductor.runtime.hints").DeviceProperties.create.cache_clear()
-    for kept in vars(import_module("torch._inductor.utils")).values():
-        if hasattr(kept, "cache_clear"):
-            kept.cache_clear()
+    for module in ("torch._inductor.utils", "torch.utils._triton"):
+        for kept in vars(import_module(module)).values():
+            if hasattr(kept, "cache_clear"):
+                kept.cache_clear()
 
 
 def _graph_breaks(reasons: list[Any]) -> Iterator[str]:
