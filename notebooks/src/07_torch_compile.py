@@ -123,7 +123,8 @@ reveal("07.mlp", kept_by(compiled(mlp), x, up, down), unit="bytes")
 # The rule: a compiled function keeps what matrix products read and make, and what cannot be computed again: statistics
 # of norms, and masks of dropout. `F.gelu`, `nn.LayerNorm` and flash attention already keep only that. This is why a
 # block made of them gains next to nothing.
-#
+
+# %% [markdown]
 # **Your turn.** Four functions are compiled. How many bytes does each keep per number in x? (A statistic of one number
 # per token counts 0 here, a mask is stored as bool.)
 
@@ -185,9 +186,10 @@ draw_cuts(swiglu_mlp, *inputs)
 
 # %% [markdown]
 # Forward runs down on the left, backward up on the right. Read a green arrow as a pipe that is as wide as its tensor.
-# The compiler looks for the [cheapest cut](https://dev-discuss.pytorch.org/t/467) that separates the two sides: the
-# fewest bytes from which backward can compute the rest. Some pipes may not be cut: no matrix product and no attention
-# kernel runs twice.
+# The compiler's [partitioner](../docs/glossary.md#min-cut-partitioner) looks for the cheapest cut between the two sides:
+# the fewest bytes from which backward can compute the rest ([He
+# 2022](https://dev-discuss.pytorch.org/t/min-cut-optimal-recomputation-i-e-activation-checkpointing-with-aotautograd/467)).
+# But no matrix product and no attention kernel may run twice.
 #
 # So SiLU runs again. But why is the product kept, 5.8 MB? Both of its factors are there. The last layer's gradient is a
 # matrix product, which reads it *from memory*: backward would have to write all of it again, not only compute it. By
@@ -250,7 +252,7 @@ reveal("07.buffers", sum("empty_strided" in line for line in plan(codes[-2])), u
 
 # %% [markdown]
 # Three: both products write a buffer (`extern_kernels.mm`), and *one* kernel computes all of GELU from the first into
-# another. Its name lists what is fused in it. The tensors between its operations never exist. In eager forward, each of
+# another. Its name lists what is [fused](../docs/glossary.md#kernel-fusion) in it. The tensors between its operations never exist. In eager forward, each of
 # them was written to memory and read again: this is why compiled code is faster, too.
 #
 # Print backward. A line with `# reuse` gives a buffer a second life: the gradient of GELU's input is written over the
@@ -417,8 +419,8 @@ for name in ("compiled", "budget=0.1", "budget=0.0", "compiled, each block again
 
 # %% [markdown]
 # ## Where it breaks
-# Python code that the compiler cannot follow ends the graph, and a new one begins: a *graph break*. Each graph has a cut
-# of its own. **Your guess.** GELU keeps x, 2 bytes per number. How many with the `print` below in its middle?
+# Python code that the compiler cannot follow ends the graph, and a new one begins: a [graph
+# break](../docs/glossary.md#graph-break). Each graph has a cut of its own. **Your guess.** GELU keeps x, 2 bytes per number. How many with the `print` below in its middle?
 
 # %%
 predict("07.break", unit="bytes")
@@ -441,9 +443,9 @@ print(f"{found.graph_count} graphs, {found.graph_break_count} break")
 # The second graph needs `inner`, so the first one hands it over, and it is kept. With
 # `torch.compile(model, fullgraph=True)` a break is an error. `TORCH_LOGS="graph_breaks"` lists them.
 #
-# One more surprise. `mode="reduce-overhead"` records the step's kernels once, as a CUDA graph, and plays them again. A
-# recorded kernel reads and writes the same addresses each time. So all of the step's tensors get a pool of memory of
-# their own, which stays reserved.
+# One more surprise. `mode="reduce-overhead"` records the step's kernels once, as a [CUDA
+# graph](../docs/glossary.md#cuda-graph), and plays them again. A recorded kernel reads and writes the same addresses
+# each time. So all of the step's tensors get a pool of memory of their own, which stays reserved.
 
 # %%
 for way in ("the model", "the model, CUDA graphs"):
