@@ -186,8 +186,8 @@ draw_cuts(swiglu_mlp, *inputs)
 
 # %% [markdown]
 # Forward runs down on the left, backward up on the right. Read a green arrow as a pipe that is as wide as its tensor.
-# The compiler's [partitioner](../docs/glossary.md#min-cut-partitioner) looks for the cheapest cut between the two sides:
-# the fewest bytes from which backward can compute the rest ([He
+# The compiler's [partitioner](../docs/glossary.md#min-cut-partitioner) looks for the cheapest cut between the two sides.
+# With what is kept, backward must be able to compute the rest ([He
 # 2022](https://dev-discuss.pytorch.org/t/min-cut-optimal-recomputation-i-e-activation-checkpointing-with-aotautograd/467)).
 # But no matrix product and no attention kernel may run twice.
 #
@@ -458,8 +458,8 @@ for way in ("the model", "the model, CUDA graphs"):
 # in what looks free.
 #
 # So does `torch.compile` use more memory? In training it kept less in every case here, or the same. Where people report
-# more, [a block frees tensors by hand, which a graph does not see](https://github.com/pytorch/pytorch/issues/122512),
-# or they count a CUDA graph's pool, or the memory in which the compiler tries kernels.
+# more, [their code frees tensors by hand, which a graph does not see](https://github.com/pytorch/pytorch/issues/122512),
+# or they count a CUDA graph's pool.
 
 # %% [markdown]
 # ## The script's next lines

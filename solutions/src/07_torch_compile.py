@@ -293,7 +293,7 @@ check.compiled_loss(make_loss)
 # </details>
 # <details><summary>Hint 3: once</summary>
 #
-# A function that calls `torch.compile` in its body compiles each time. Where must the call stand?
+# A function that calls `torch.compile` in its body compiles each time. Where does the call belong?
 #
 # </details>
 

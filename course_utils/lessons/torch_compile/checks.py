@@ -147,7 +147,7 @@ def choose(answer: Any) -> None:
             expect(wanted is None or got is not None, f"With a room of {room} something of {front} fits.")
             if got == wanted:
                 continue
-            expect(got in front, f"{got!r} is no name of the front.")
+            expect(got in front, f"The front has no choice {got!r}.")
             expect(front[got][0] <= room, f"{got!r} takes more than the room of {room}.")
             smallest = min(front, key=lambda name: front[name][0])
             expect(got != smallest, "You take the smallest peak. Which one is fastest?")

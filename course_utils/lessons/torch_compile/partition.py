@@ -1,4 +1,4 @@
-"""Where a function's graph is cut between forward and backward: as autograd does it, or as the compiler does.
+"""The cut of a function's graph between forward and backward: as autograd makes it, or the compiler.
 
 Nothing here is a formula. AOTAutograd, a part of `torch.compile`, traces both passes into one graph, and torch's
 own partitioner cuts it in two.
