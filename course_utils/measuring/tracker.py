@@ -31,7 +31,7 @@ from ..measurement import Allocation, Mark, Measurement, Provenance, Timeline
 from ..pace import Work
 from ..units import round_up
 from .call_site import Place, calling_place, described
-from .cuda_kernels import OWN_SCRATCH, SPECIAL, WITH_CUBLAS, Own, Taken, not_on_the_gpu, taken_before
+from .cuda_kernels import OWN_SCRATCH, SPECIAL, WITH_BIAS, WITH_CUBLAS, Own, Taken, not_on_the_gpu, taken_before
 from .fake_mode import ASK_DEVICE, device_of
 from .patching import FOLLOWED, ONE_AT_A_TIME, check_layout, on_this_thread
 
@@ -211,7 +211,7 @@ class Tracker(TorchDispatchMode):
     def _note_workspaces(self, func: Any, sizes: Workspaces) -> None:
         in_backward = torch._C._current_graph_task_id() != -1
         wanted = {"cuBLAS workspace": sizes.cublas}
-        if func is aten.addmm.default:  # a linear layer with a bias
+        if func in WITH_BIAS:
             wanted["cuBLASLt workspace"] = sizes.lt
         for name, size in wanted.items():
             if size and (in_backward, name) not in self._noted_workspaces:

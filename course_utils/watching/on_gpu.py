@@ -24,6 +24,7 @@ from ..estimating.workspaces import workspaces_of
 from ..gpus import Gpu, gpu
 from ..measuring import live
 from ..measuring.call_site import calling_place, described
+from ..measuring.compiling import compiling
 from ..measuring.cuda_answers import CARD, Memory, answered
 from ..measuring.fake_mode import ASK_DEVICE, QuickFakeMode
 from ..measuring.own_step import errors_told
@@ -239,6 +240,7 @@ class _Card:
                 run(on_this_thread(torch.cuda.memory, name, getattr(self, name)))
             run(on_this_thread(FakeTensor, "__repr__", _shown))
             run(_NoValues(self))
+            run(compiling(card, notes, lasting=True))
             yield
 
     def check_room(self) -> None:

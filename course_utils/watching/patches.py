@@ -6,7 +6,7 @@ They are documented parts of torch, the same in every release, and replaced for 
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial, wraps
+from functools import partial, partialmethod, wraps
 from typing import Any, NoReturn
 from unittest import mock
 
@@ -71,9 +71,6 @@ def _replacements(notes: dict[str, None], simulated: bool) -> Iterator[tuple[Any
         yield torch.autograd.profiler.emit_nvtx, name, lambda *_: None
     # a fake GPU gives no values to compare
     yield torch.jit, "trace", partial(_trace, notes, torch.jit.trace)
-    # until compiled steps are simulated as well
-    yield torch, "compile", partial(_eager, notes)
-    yield torch.nn.Module, "compile", partial(_compile_nothing, notes)
     # a fake GPU holds no values and draws no random numbers
     yield torch, "load", partial(load, torch.load)
     yield FakeTensor, "__reduce_ex__", reduced
@@ -98,19 +95,6 @@ def _without_workers(notes: dict[str, None], make: Any) -> Any:
         make(loader, *args, **{name: value for name, value in kwargs.items() if name not in WORKERS})
 
     return made
-
-
-def _eager(notes: dict[str, None], model: Any = None, **_: Any) -> Any:
-    notes.setdefault(
-        "torch.compile is skipped: the step runs eagerly and keeps other tensors than a compiled step"
-    )
-    if model is not None:
-        return model
-    return lambda function: function
-
-
-def _compile_nothing(notes: dict[str, None], *_: Any, **__: Any) -> None:
-    _eager(notes)
 
 
 def _make_profiler(profiler: Any, notes: dict[str, None], make: Any, *args: Any, **kwargs: Any) -> None:
