@@ -14,19 +14,22 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial, partialmethod
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import torch
 from torch.nn import functional as F
+from torch.nn.modules import module as all_modules
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from ..gpus import Gpu
+from ..gpus import TERA, Gpu, Rates
+from ..units import GB
 from .call_site import described
-from .cuda_answers import properties_of
+from .cuda_answers import IMITATED, properties_of
 from .fake_mode import QuickFakeMode
-from .patching import TRIED
+from .generated_code import FOLDER
+from .patching import TRIED, UnlessCompiling
 from .simulated import CHOICES
 from .triton_stub import triton_there
 
@@ -37,6 +40,8 @@ CUDA_GRAPHS = (
 )
 GENUINE = torch.compile
 PACKAGE = __name__.partition(".")[0]
+UNKNOWN_RATES = cast(Rates, IMITATED.rates)
+"""The rates of a card of which none are known; a note says so."""
 WITH_GRAPHS = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
 """Modes of torch.compile with CUDA graphs, and the same without."""
 MAY_LACK = ("_cuda_getCurrentRawStream", "triton", "copy_if_misaligned")
@@ -56,9 +61,15 @@ class Compiler:
 
     def compile(self, model: Any = None, **choices: Any) -> Any:
         """Act as `torch.compile`; where this torch cannot compile here, return what was given."""
-        if self.ready():
-            return GENUINE(model, **self._without_graphs(choices))
-        return model if model is not None else lambda function: function
+        if not self.ready():
+            return model if model is not None else lambda function: function
+        compiled = GENUINE(model, **self._without_graphs(choices))
+        owner = getattr(model, "__self__", None)
+        if isinstance(model, torch.nn.Module):
+            _carry_over(_hooks_of(model), compiled)
+        elif isinstance(owner, torch.nn.Module) and model.__name__ == "_call_impl":  # of `Module.compile`
+            return _between(_hooks_of(owner, everywhere=True), owner, compiled)
+        return compiled
 
     def ready(self) -> bool:
         """True if code can be compiled, prepared at the first call; else a note says why not."""
@@ -69,6 +80,8 @@ class Compiler:
                 self.notes.setdefault(f"{SKIPPED} ({reason})")
             else:
                 self.stack.enter_context(_prepared(self.card, self.notes))
+                if self.card.rates is None:
+                    self.notes.setdefault(f"compiled with the rates of an {IMITATED.name}")
                 if not self.lasting:
                     torch.compiler.reset()
         return self.is_ready
@@ -85,6 +98,42 @@ class Compiler:
         if options:
             return {**choices, "options": {**options, "triton.cudagraphs": False}}
         return {**choices, "mode": WITH_GRAPHS[mode]}
+
+
+Hooks = tuple[list[Any], list[Any]]
+"""What watches a module before and after its forward."""
+
+
+def _hooks_of(module: torch.nn.Module, everywhere: bool = False) -> Hooks:
+    """The course's own hooks of this module, which compiled code does not call, or those of all modules."""
+    before = [*module._forward_pre_hooks.values()]
+    after = [*module._forward_hooks.values()]
+    if everywhere:
+        before += all_modules._global_forward_pre_hooks.values()
+        after += all_modules._global_forward_hooks.values()
+    return tuple([one for one in hooks if isinstance(one, UnlessCompiling)] for hooks in (before, after))
+
+
+def _carry_over(hooks: Hooks, compiled: Any) -> None:
+    for hook in hooks[0]:
+        compiled.register_forward_pre_hook(hook)
+    for hook in hooks[1]:
+        compiled.register_forward_hook(hook, always_call=True)
+
+
+def _between(hooks: Hooks, module: torch.nn.Module, compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """`compiled` between the hooks of `module`."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for hook in hooks[0]:
+            hook(module, args)
+        try:
+            return compiled(*args, **kwargs)
+        finally:
+            for hook in hooks[1]:
+                hook(module, args, None)
+
+    return call
 
 
 @contextmanager
@@ -114,9 +163,10 @@ def unavailable(card: Gpu) -> str:
             with _disable_current_modes(), _prepared(card, {}), QuickFakeMode(**CHOICES):
                 _try_a_step()
             _tried[card] = ""
-        except Exception as error:  # of any kind: torch's parts that were changed may fail in any way
+        except Exception as error:
+            # of any kind: torch's parts that were changed may fail in any way
             said = str(error).strip().splitlines() or [type(error).__name__]
-            _tried[card] = f"torch {torch.__version__}: {said[0]}; it was tried with torch {TRIED}"
+            _tried[card] = f"torch {torch.__version__}: {said[0]}, tried was torch {TRIED}"
         torch.compiler.reset()
     return _tried[card]
 
@@ -142,7 +192,7 @@ def _prepared(card: Gpu, notes: dict[str, None]) -> Iterator[None]:
         for owner, name, replacement in changes:
             create = name in MAY_LACK
             stack.enter_context(mock.patch.object(owner, name, replacement, create=create))
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="compiled-"))
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=FOLDER))
         stack.enter_context(mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=folder))
         stack.enter_context(_settings())
         _forget_the_card()
@@ -210,10 +260,25 @@ def _of_inductor(card: Gpu) -> Iterator[Change]:
     # it asks triton for its driver
     yield import_module("torch.utils._triton"), "triton_hash_with_backend", partial(_answer, "none")
     yield import_module("torch._dynamo.utils"), "triton", import_module("triton")
+    # it notes which driver there is, for which it starts a process
+    report = import_module("torch._dynamo.repro.after_aot")
+    yield report, "_cuda_system_info_comment", partial(_answer, "")
     # kernels are compiled for the card, or by a compiler of C++
     kernels = import_module("torch._inductor.async_compile").AsyncCompile
     for name in ("triton", "cpp", "cpp_pybinding"):
         yield kernels, name, partial(_answer, Kernel())
+    # it races kernels on the card
+    race = import_module("torch._inductor.select_algorithm").AlgorithmSelectorCache
+    yield race, "benchmark_in_current_process", _times
+    # it weighs run times by the card's rates, which it asks of a driver
+    rates = card.rates or UNKNOWN_RATES
+    speeds = {"float32": rates.fp32 / TERA, "float16": rates.tensor / TERA, "bfloat16": rates.tensor / TERA}
+    for asking in ("torch._inductor.utils", "torch._inductor.scheduler"):
+        yield import_module(asking), "get_device_tflops", lambda dtype: speeds[str(dtype).split(".")[1]]
+        yield import_module(asking), "get_gpu_dram_gbps", partial(_answer, rates.memory / GB)
+    # it times a product with and without padding; on the H200 that was recorded, padding lost
+    padding = import_module("torch._inductor.fx_passes.pad_mm")
+    yield padding, "get_cached_should_pad", partial(_answer, False)
     # where attention is written out, Inductor may put torch's kernel, by the operator and not the function
     fuse = import_module("torch._inductor.fx_passes.fuse_attention")
     yield fuse, "_scaled_dot_product_attention", F.scaled_dot_product_attention
@@ -237,6 +302,11 @@ def _of_generated_code() -> Iterator[Change]:
 
 def _answer(answer: Any, *_: Any, **__: Any) -> Any:
     return answer
+
+
+def _times(choices: Any, *_: Any, **__: Any) -> dict[Any, float]:
+    """Times by which the first of the choices wins."""
+    return {choice: float(place) for place, choice in enumerate(choices, start=1)}
 
 
 def _empty(device: str, size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:

@@ -6,7 +6,7 @@ row can go; `check_layout` names what a torch lacks. Smaller replacements say th
 
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -185,3 +185,14 @@ def on_this_thread(owner: Any, name: str, replacement: Any) -> Iterator[None]:
 
     with mock.patch.object(owner, name, chosen):
         yield
+
+
+class UnlessCompiling:
+    """A module's hook that torch.compile does not see, which would trace it as a part of the model."""
+
+    def __init__(self, hook: Callable[..., Any]) -> None:
+        self.hook = hook
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self.hook(*args, **kwargs)

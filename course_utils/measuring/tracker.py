@@ -31,9 +31,19 @@ from ..measurement import Allocation, Mark, Measurement, Provenance, Timeline
 from ..pace import Work
 from ..units import round_up
 from .call_site import Place, calling_place, described
-from .cuda_kernels import OWN_SCRATCH, SPECIAL, WITH_BIAS, WITH_CUBLAS, Own, Taken, not_on_the_gpu, taken_before
+from .cuda_kernels import (
+    OWN_SCRATCH,
+    SPECIAL,
+    WITH_BIAS,
+    WITH_CUBLAS,
+    Own,
+    Taken,
+    not_on_the_gpu,
+    taken_before,
+)
 from .fake_mode import ASK_DEVICE, device_of
-from .patching import FOLLOWED, ONE_AT_A_TIME, check_layout, on_this_thread
+from .generated_code import is_generated, origin
+from .patching import FOLLOWED, ONE_AT_A_TIME, UnlessCompiling, check_layout, on_this_thread
 
 aten = torch.ops.aten
 
@@ -125,6 +135,7 @@ class Tracker(TorchDispatchMode):
         # line and module of each forward operator, by the number of its autograd node
         self._made: dict[int, tuple[Place | None, str]] = {}
         self._place: Place | None = None
+        self._fused = ""  # the operators of the generated kernel that is about to run
         self._module = ""
         self.states: States = list
         self._patches = ExitStack()
@@ -245,6 +256,9 @@ class Tracker(TorchDispatchMode):
         A forward operator makes the node with the newest number, and its backward runs for that node.
         """
         self._place, in_engine = calling_place()
+        self._fused = ""
+        if self._place and is_generated(self._place[0]):
+            self._fused, self._place = origin(*self._place)
         # the first part again spares most operators a call
         self._module = self.modules[-1] or self._running()
         if in_engine:
@@ -278,7 +292,9 @@ class Tracker(TorchDispatchMode):
             return None
         if known is not None:  # resized in place: what was there is gone
             self._free(storage._cdata)
-        return self._born(storage, tuple(tensor.shape), _name(tensor.dtype), _operation(func))
+        # compiled code allocates what a kernel then fills
+        operation = (self._fused if func is aten.empty_strided.default else "") or _operation(func)
+        return self._born(storage, tuple(tensor.shape), _name(tensor.dtype), operation)
 
     def _born(
         self, storage: torch.UntypedStorage, shape: tuple[int, ...], dtype: str, operation: str
@@ -412,8 +428,10 @@ class Tracker(TorchDispatchMode):
         self.bind_states()
         for path, module in network.named_modules():
             name = path or type(network).__name__
-            self._hooks.append(module.register_forward_pre_hook(partial(self._enter_module, name)))
-            self._hooks.append(module.register_forward_hook(self._leave_module, always_call=True))
+            enter = UnlessCompiling(partial(self._enter_module, name))
+            self._hooks.append(module.register_forward_pre_hook(enter))
+            leave = UnlessCompiling(self._leave_module)
+            self._hooks.append(module.register_forward_hook(leave, always_call=True))
 
     def _bind_gradient(self, name: str, owner: torch.Tensor) -> None:
         self.bind("gradients", [owner.grad], name)

@@ -28,6 +28,7 @@ from ..gpus import IMITATED, Gpu, gpu
 from ..measurement import Measurement
 from ..measuring import live
 from ..measuring.call_site import described, is_machinery
+from ..measuring.compiling import compiling
 from ..measuring.cuda_answers import Memory, answered
 from ..measuring.patching import on_this_thread
 from ..measuring.phases import PLACEHOLDER
@@ -159,6 +160,7 @@ def watch_script(
             # until something else tells of the first tensor that another thread makes on the GPU
             begin = partial(watch.begin_gpu, torch.cuda._lazy_init)
             run(mock.patch.object(torch.cuda, "_lazy_init", begin))
+            run(compiling(place.card, changes))
         _execute(path, arguments, watch)
         notes = [*_steps(watch, values), *changes, *elsewhere.notes(), *filter(None, [place.why])]
         if not place.card.has_bf16 and any(item.dtype == "bfloat16" for item in measured[0].allocations):

@@ -28,7 +28,7 @@ from ..measuring.copy_to_device import OwnStep
 from ..measuring.cuda_answers import check_device
 from ..measuring.fake_mode import ASK_DEVICE, LIFT, READ_NUMBER
 from ..measuring.optimizers import named_states_of
-from ..measuring.patching import on_this_thread
+from ..measuring.patching import UnlessCompiling, on_this_thread
 from ..measuring.phases import PLACEHOLDER, PhaseWatch, formatted
 from ..measuring.tracker import Tracker, has_made_of_others, tensors_in
 from .guesses import guess, guessed, known_on, known_values
@@ -71,8 +71,8 @@ class ScriptWatch(PhaseWatch):
 
     def _bind_all(self) -> None:
         enter = self._stack.enter_context
-        enter(all_modules.register_module_forward_pre_hook(self._enters))
-        enter(all_modules.register_module_forward_hook(only_here(self._leaves), always_call=True))
+        enter(all_modules.register_module_forward_pre_hook(UnlessCompiling(self._enters)))
+        enter(all_modules.register_module_forward_hook(UnlessCompiling(only_here(self._leaves)), always_call=True))
         enter(all_optimizers.register_optimizer_step_pre_hook(lambda *_: self._update_begins()))
         enter(all_optimizers.register_optimizer_step_post_hook(lambda one, *_: self._after_update(one)))
         self.tracker.states = self._named_states
@@ -115,10 +115,14 @@ class ScriptWatch(PhaseWatch):
             )
 
     def _enters(self, module: torch.nn.Module, _: Any) -> None:
+<<<<<<< HEAD
         if threading.get_ident() != self._thread:  # a module that it has made itself has real weights
             if any(isinstance(weight, FakeTensor) for weight in module.parameters(recurse=False)):
                 self.refuse_thread()
             return
+=======
+        module = getattr(module, "_orig_mod", module)  # of a module that torch.compile returned
+>>>>>>> compile
         if self.tracker.step == 0:
             self.begin_step(1)
         if id(module) not in self._names:
