@@ -72,7 +72,8 @@ class ScriptWatch(PhaseWatch):
     def _bind_all(self) -> None:
         enter = self._stack.enter_context
         enter(all_modules.register_module_forward_pre_hook(UnlessCompiling(self._enters)))
-        enter(all_modules.register_module_forward_hook(UnlessCompiling(only_here(self._leaves)), always_call=True))
+        leaves = UnlessCompiling(only_here(self._leaves))
+        enter(all_modules.register_module_forward_hook(leaves, always_call=True))
         enter(all_optimizers.register_optimizer_step_pre_hook(lambda *_: self._update_begins()))
         enter(all_optimizers.register_optimizer_step_post_hook(lambda one, *_: self._after_update(one)))
         self.tracker.states = self._named_states
@@ -115,14 +116,11 @@ class ScriptWatch(PhaseWatch):
             )
 
     def _enters(self, module: torch.nn.Module, _: Any) -> None:
-<<<<<<< HEAD
         if threading.get_ident() != self._thread:  # a module that it has made itself has real weights
             if any(isinstance(weight, FakeTensor) for weight in module.parameters(recurse=False)):
                 self.refuse_thread()
             return
-=======
         module = getattr(module, "_orig_mod", module)  # of a module that torch.compile returned
->>>>>>> compile
         if self.tracker.step == 0:
             self.begin_step(1)
         if id(module) not in self._names:

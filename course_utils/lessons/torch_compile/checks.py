@@ -81,7 +81,7 @@ MISCOUNTED = (
 
 @exercise("07.1", "The compiler keeps exactly what you said, for every expression.")
 def expressions(answer: Any) -> None:
-    """`answer(n)` is a dictionary: bytes kept for each of EXPRESSIONS, compiled; x and y are n bf16 numbers."""
+    """`answer(n)` is a dictionary: bytes kept for each of EXPRESSIONS; x and y are n bf16 numbers."""
     for n in (1024, 4096):
         got = entries(call(answer, n=n, returns=Mapping), tuple(EXPRESSIONS))
         shape = (isqrt(n), isqrt(n))

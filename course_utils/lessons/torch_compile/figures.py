@@ -36,7 +36,7 @@ def front_figure(title: str, groups: dict[str, list[str]]) -> CourseFigure:
 
 
 def draw_cuts(function: "Callable[..., torch.Tensor]", *inputs: "torch.Tensor") -> CourseFigure:
-    """Draw function(x, *weights) with what crosses to backward: as autograd keeps it, and as torch.compile."""
+    """Draw function(x, *weights) with what crosses to backward, by autograd and by torch.compile."""
     both = [partition(function, *inputs, compiled=compiled) for compiled in (False, True)]
     eager, compiled = (format_bytes(one.bytes, "MB", 1) for one in both)
     title = f"Autograd keeps {eager} for backward, the compiler {compiled}"

@@ -1,7 +1,7 @@
 """The cut of a function's graph between forward and backward: as autograd makes it, or the compiler.
 
-Nothing here is a formula. AOTAutograd, a part of `torch.compile`, traces both passes into one graph, and torch's
-own partitioner cuts it in two.
+Nothing here is a formula. AOTAutograd, a part of `torch.compile`, traces both passes into one graph, and
+torch's own partitioner cuts it in two.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,7 @@
 """Counted on a GPU for lesson 07: ways to compile one GPT, and memory against time for GPT-2.
 
-`tests/gpu/compiled_step.py` and `tests/gpu/in_turn.py` counted them; tests/gpu/recorded has all that they said.
+`tests/gpu/compiled_step.py` and `tests/gpu/in_turn.py` counted them; tests/gpu/recorded has all that they
+said.
 """
 
 import json
