@@ -188,6 +188,7 @@ def _prepared(card: Gpu, notes: dict[str, None]) -> Iterator[None]:
         modes = _python_dispatch._get_current_dispatch_mode_stack()
         stack.enter_context(triton_there())
         with _disable_current_modes():  # none is to see what torch makes as it loads
+            _load_cuda_graphs()
             changes = [*_of_dynamo(modes), *_of_inductor(card), *_of_generated_code()]
         for owner, name, replacement in changes:
             create = name in MAY_LACK
@@ -201,6 +202,12 @@ def _prepared(card: Gpu, notes: dict[str, None]) -> Iterator[None]:
         before = len(reasons)
         yield
         notes.update(dict.fromkeys(_graph_breaks(reasons[before:])))
+
+
+def _load_cuda_graphs() -> None:
+    """Import torch's module of CUDA graphs, which takes classes from C++ that a build for the CPU lacks."""
+    with mock.patch.object(torch.backends.cuda, "is_built", lambda: torch.version.cuda is not None):
+        import_module("torch._inductor.cudagraph_trees")
 
 
 Change = tuple[Any, str, Any]

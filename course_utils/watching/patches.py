@@ -6,7 +6,7 @@ They are documented parts of torch, the same in every release, and replaced for 
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial, partialmethod, wraps
+from functools import partial, partialmethod, update_wrapper, wraps
 from typing import Any, NoReturn
 from unittest import mock
 
@@ -79,7 +79,8 @@ def _replacements(notes: dict[str, None], simulated: bool) -> Iterator[tuple[Any
     yield torch.Tensor, "pin_memory", lambda tensor, *_: tensor
     yield torch, "Generator", class_of_this_thread(torch.Generator, HostGenerator)
     # a dispatch mode keeps torch from taking lengths to the host, as it does where cuDNN has no part in it
-    yield torch, "ctc_loss", partial(_ctc_loss, torch.ctc_loss)
+    # with its name, which Dynamo asks for
+    yield torch, "ctc_loss", update_wrapper(partial(_ctc_loss, torch.ctc_loss), torch.ctc_loss)
     # fake tensors know no shapes of a kernel for inference that does all of a Transformer's layer at once
     yield torch.backends.mha, "get_fastpath_enabled", partial(_no_fast_path, notes)
     # there is one GPU, on which events take no time
