@@ -236,7 +236,8 @@ def simulated_gpu(attention: str, mode: QuickFakeMode | None = None, card: Gpu =
         enter(torch.autograd.set_multithreading_enabled(False))  # an idle device thread can abort at exit
         # On a GPU that the mode sees when entered, torch.tensor(0.0, device="cuda") makes a real tensor. This
         # goes when the mode asks for no device.
-        enter(mock.patch.object(QuickFakeMode, "avoid_device_init", True))
+        if torch.cuda.is_available():
+            enter(mock.patch.object(QuickFakeMode, "avoid_device_init", True))
         enter(mode or QuickFakeMode(**CHOICES))
         yield
 

@@ -462,25 +462,12 @@ for way in ("the model", "the model, CUDA graphs"):
 # or they count a CUDA graph's pool.
 
 # %% [markdown]
-# ## The script's next lines
-# SCRIPT
-
-# %%
-from course_utils.lessons.shared.growing_script import script
-
-script(7)
-
-# %% [markdown]
-# SCRIPTTEXT
-
-# %% [markdown]
 # ## In your own script
 # Compile the whole model, its loss included. Keep your checkpoints. Find graph breaks before you trust a number.
 
 # %%
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 
 class WithLoss(nn.Module):
@@ -491,7 +478,7 @@ class WithLoss(nn.Module):
         self.model = model
 
     def forward(self, inputs, targets):
-        return F.cross_entropy(self.model(inputs).float(), targets)
+        return nn.functional.cross_entropy(self.model(inputs).float(), targets)
 
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
