@@ -263,6 +263,8 @@ def _of_inductor(card: Gpu) -> Iterator[Change]:
     interface = import_module("torch._dynamo.device_interface").CudaInterface
     for owner in (interface, interface.Worker):  # it holds functions that torch.cuda had when it was loaded
         yield owner, "get_device_properties", staticmethod(lambda *_: known)
+    # its advice is on speed, and a simulated GPU has none
+    yield import_module("torch._inductor.compile_fx"), "_warn_tf32_disabled", partial(_answer, None)
     # it asks triton for its driver
     yield import_module("torch.utils._triton"), "triton_hash_with_backend", partial(_answer, "none")
     yield import_module("torch._dynamo.utils"), "triton", import_module("triton")

@@ -27,7 +27,7 @@ from unittest import mock
 
 import torch
 import torch.optim.optimizer as torch_optimizer
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _python_dispatch
 
 from ..errors import SimulationUnavailable, StepError
@@ -236,8 +236,7 @@ def simulated_gpu(attention: str, mode: QuickFakeMode | None = None, card: Gpu =
         enter(torch.autograd.set_multithreading_enabled(False))  # an idle device thread can abort at exit
         # On a GPU that the mode sees when entered, torch.tensor(0.0, device="cuda") makes a real tensor. This
         # goes when the mode asks for no device.
-        if torch.cuda.is_available():
-            enter(mock.patch.object(QuickFakeMode, "avoid_device_init", True))
+        enter(mock.patch.object(FakeTensorMode, "avoid_device_init", True))
         enter(mode or QuickFakeMode(**CHOICES))
         yield
 
