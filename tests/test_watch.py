@@ -101,7 +101,8 @@ def test_nanogpt_s_way():
     ]
     assert len(embeddings) == 1, "tied weights are one tensor"
     assert "torch.compile is skipped" not in note and "train.bin" in note and "ckpt.pt" in note
-    assert {"weight_copies", "inputs"} <= {item.kind for item in measured.allocations}
+    assert any("gelu" in item.operation and item.kind == "activations" for item in measured.allocations)
+    assert "inputs" in {item.kind for item in measured.allocations}
     assert {item.phase for item in measured.allocations} >= {"forward", "backward", "optimizer"}
 
 

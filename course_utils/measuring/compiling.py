@@ -112,7 +112,8 @@ def _hooks_of(module: torch.nn.Module, everywhere: bool = False) -> Hooks:
     if everywhere:
         before += all_modules._global_forward_pre_hooks.values()
         after += all_modules._global_forward_hooks.values()
-    return tuple([one for one in hooks if isinstance(one, UnlessCompiling)] for hooks in (before, after))
+    own = [[one for one in hooks if isinstance(one, UnlessCompiling)] for hooks in (before, after)]
+    return own[0], own[1]
 
 
 def _carry_over(hooks: Hooks, compiled: Any) -> None:
@@ -359,7 +360,7 @@ class CardGenerator(torch.Generator):
 
     graphsafe_get_state = clone_state
 
-    def graphsafe_set_state(self, _: Any) -> "CardGenerator":
+    def graphsafe_set_state(self, _new_state: Any) -> "CardGenerator":
         return self
 
 

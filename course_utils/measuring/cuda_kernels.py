@@ -128,7 +128,7 @@ def _efficient_scratch(q: torch.Tensor, k: Any, v: torch.Tensor, *_: Any) -> Scr
 
 
 def _ctc_backward_scratch(*args: Any) -> Scratch:
-    """As many numbers as forward kept, its seventh argument here (`log_beta` in cuda/LossCTC.cu)."""
+    """Return as many numbers as forward kept, its seventh argument here (`log_beta` in cuda/LossCTC.cu)."""
     return [(tuple(args[6].shape), args[6].dtype)]
 
 

@@ -298,6 +298,7 @@ class HostValues(TorchDispatchMode):
             else:
                 with no_dispatch():
                     chosen = mask.nonzero()
+                assert index is not None, "a mask is known"
                 found += known_on(index, chosen).unbind(1)
         return found
 

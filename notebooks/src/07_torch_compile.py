@@ -168,7 +168,7 @@ print(f"Not yet: {', '.join(wrong)}." if wrong else "Right.")
 # MB. **Your guess.** How many MB does the compiler keep?
 
 # %%
-h, ffn, tokens = 1024, 2816, 1024
+h, ffn, tokens = 1024, 2816, 1024  # change this
 print(f"one wide tensor {2 * tokens * ffn / 1e6:.1f} MB, x {2 * tokens * h / 1e6:.1f} MB")
 predict("07.swiglu", unit="MB")
 
@@ -205,10 +205,11 @@ def with_settings(**changes):
         return kept_by(compiled(swiglu_mlp), *inputs) * tokens * h / 1e6
 
 
-print(f"as it is:                {with_settings():6.1f} MB")
-print(f"writes in backward, too: {with_settings(ban_recompute_materialized_backward=False):6.1f} MB")
+print(f"as it is: {with_settings():.1f} MB")
+again = with_settings(ban_recompute_materialized_backward=False)
+print(f"backward may write tensors again: {again:.1f} MB")
 for budget in (0.8, 0.5, 0.3, 0.0):  # change this
-    print(f"budget {budget}:              {with_settings(activation_memory_budget=budget):6.1f} MB")
+    print(f"budget {budget}: {with_settings(activation_memory_budget=budget):.1f} MB")
 
 # %% [markdown]
 # Below a budget of 1, even matrix products run again. What this costs in time follows below.
@@ -288,7 +289,7 @@ class GPT(nn.Module):
     def __init__(self):
         super().__init__()
         self.words, self.head = nn.Embedding(V, h), nn.Linear(h, V, bias=False)
-        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.blocks = nn.ModuleList(Block() for _ in range(2))  # change this
 
     def loss(self, x, ids):
         return F.cross_entropy(self.head(x).flatten(0, 1), ids.flatten())
@@ -450,7 +451,8 @@ print(f"{found.graph_count} graphs, {found.graph_break_count} break")
 # %%
 for way in ("the model", "the model, CUDA graphs"):
     one = WAYS[way]
-    print(f"{way:23s} allocated {one['peak'] / 1e9:.2f} GB, reserved {one['reserved'] / 1e9:.2f} GB", WHERE)
+    allocated, reserved = one["peak"] / 1e9, one["reserved"] / 1e9
+    print(f"{way:23s} allocated {allocated:.2f} GB, reserved {reserved:.2f} GB", WHERE)
 
 # %% [markdown]
 # `max_memory_allocated()` no longer sees the activations: they are nobody's tensors. The card is as full as before. Ask
@@ -486,7 +488,7 @@ model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 100)).to(devic
 inputs, targets = torch.randn(8, 32, device=device), torch.randint(100, (8,), device=device)
 found = torch._dynamo.explain(WithLoss(model))(inputs, targets)
 print(f"{found.graph_break_count} graph breaks")  # 0, or TORCH_LOGS="graph_breaks" says why
-backend = "inductor" if device == "cuda" else "aot_eager"  # inductor needs a compiler of C++ on a CPU
+backend = "inductor" if device == "cuda" else "aot_eager"  # on a CPU without C++
 step = torch.compile(WithLoss(model), fullgraph=True, backend=backend)
 step(inputs, targets).backward()
 

@@ -261,7 +261,7 @@ check.wrapper_peak(wrapper_peak)
 #
 # Write `make_loss(backend)`. It returns a function `loss(head, x, targets)`: the mean cross-entropy of `head(x)`,
 # computed from fp32 logits. x is (tokens, h) in bf16, `head` is a linear layer in bf16. It is compiled with
-# `torch.compile(…, backend=backend)`, once for all calls. It may keep at most the 16-bit logits: 2 bytes for each.
+# `torch.compile(…, backend=backend)`. It may keep at most the 16-bit logits: 2 bytes for each.
 
 
 # %%

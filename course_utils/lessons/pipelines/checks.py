@@ -233,7 +233,7 @@ def _expect_message(stage: str, rank: int, m: int, sent: int, taken: int) -> Non
     soon = rank == 0 and sent < min(m, taken + 2)
     expect(not soon, f"{stage} you wait before two outputs are on their way: send one more first.")
     early = rank == 1 and taken > sent + 1
-    both = "you wait for a third input before you send the first gradient, for which stage 0 waits."
+    both = "you wait for a third input before you send the first gradient. Stage 0 waits for that."
     expect(not early, f"{stage} {both}")
 
 

@@ -68,7 +68,7 @@ def partition(function: Callable[..., torch.Tensor], *inputs: torch.Tensor, comp
 
     graphs: list[torch.fx.Graph] = []
 
-    def take(module: torch.fx.GraphModule, _: Any) -> Any:
+    def take(module: Any, _: Any) -> Any:
         graphs.append(module.graph)
         return make_boxed_func(module.forward)
 

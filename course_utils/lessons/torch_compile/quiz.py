@@ -21,10 +21,7 @@ def numbers() -> Iterator[Numbers]:
     peaks = {name: int(FRONT[key]["peak"]) for name, key in PEAKS.items()}
     yield "budget", each(_gb, states=int(FRONT["budget=0.0"]["kept"]), **peaks)
     graphs, plain = WAYS["the model, CUDA graphs"], WAYS["the model"]
-    yield (
-        "cuda_graphs",
-        each(_gb, before=plain["peak"], after=graphs["peak"], reserved=graphs["reserved"]),
-    )
+    yield ("cuda_graphs", each(_gb, before=plain["peak"], after=graphs["peak"], reserved=graphs["reserved"]))
 
 
 PEAKS = {"all": "compiled", "none": "budget=0.0", "tenth": "budget=0.1"}
