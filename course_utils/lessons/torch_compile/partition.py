@@ -68,13 +68,14 @@ def partition(function: Callable[..., torch.Tensor], *inputs: torch.Tensor, comp
 
     graphs: list[torch.fx.Graph] = []
 
-    def take(module: Any, _: Any) -> Any:
+    def take(module: torch.fx.GraphModule, _: Any) -> Any:
         graphs.append(module.graph)
         return make_boxed_func(module.forward)
 
     smallest = partial(min_cut_rematerialization_partition, compiler="inductor")
     cut = smallest if compiled else default_partition
-    aot_function(function, take, take, partition_fn=cut)(*inputs).sum().backward()
+    compiler: Any = take
+    aot_function(function, compiler, compiler, partition_fn=cut)(*inputs).sum().backward()
     return _numbered(*graphs)
 
 
