@@ -459,7 +459,8 @@ for way in ("the model", "the model, CUDA graphs"):
 # for reserved memory ([lesson 12](12_allocator_and_fragmentation.ipynb)), and do not expect to evaluate a second model
 # in what looks free.
 #
-# So does `torch.compile` use more memory? In training it kept less in every case here, or the same. Where people report
+# So does `torch.compile` use more memory? In training it kept less in every case here, or the same. One exception is
+# attention written out without dropout: it keeps the scores *and* their softmax. Where people report
 # more, [their code frees tensors by hand, which a graph does not see](https://github.com/pytorch/pytorch/issues/122512),
 # or they count a CUDA graph's pool.
 
