@@ -141,6 +141,20 @@ class Provenance:
         return " · ".join(parts)
 
 
+@dataclass(frozen=True)
+class Messages:
+    """All messages of one kind ("all-reduce", "all-gather", …) to other ranks in a step.
+
+    `bytes` are those of the whole tensors: reduced, gathered, or broadcast. `sent` is what this rank sends of
+    them in a ring.
+    """
+
+    kind: str
+    count: int
+    bytes: int
+    sent: int
+
+
 @dataclass(frozen=True, repr=False)
 class Measurement:
     """Memory of a training run that really executed.
@@ -149,7 +163,7 @@ class Measurement:
     step. `moments` names others: "end of forward", "after loss" and "end of backward" (last micro-batch of
     the last step), and "end of step 1", "end of step 2", …. `counters` holds what the device itself reported
     ("allocated", "reserved", "driver" and cuBLAS's "workspaces", in bytes); it is empty unless the run was
-    live.
+    live. `messages` are those of the last step to other simulated ranks, by kind.
     """
 
     breakdown: MemoryBreakdown
@@ -161,6 +175,7 @@ class Measurement:
     losses: Sequence[float] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
     phase_peaks: Mapping[str, MemoryBreakdown] = field(default_factory=dict)
+    messages: Sequence[Messages] = ()
 
     @property
     def peak(self) -> int:
@@ -217,6 +232,7 @@ class Measurement:
             "moments": {name: moment.to_dict() for name, moment in self.moments.items()},
             "counters": dict(self.counters),
             "losses": list(self.losses),
+            "messages": [dict(vars(each)) for each in self.messages],
             "provenance": vars(self.provenance) | {"text": str(self.provenance)},
         }
 

@@ -188,6 +188,7 @@ def _prepared(card: Gpu, notes: dict[str, None]) -> Iterator[None]:
         modes = _python_dispatch._get_current_dispatch_mode_stack()
         stack.enter_context(triton_there())
         with _disable_current_modes():  # none is to see what torch makes as it loads
+            _load_cuda_graphs()
             changes = [*_of_dynamo(modes), *_of_inductor(card), *_of_generated_code()]
         for owner, name, replacement in changes:
             create = name in MAY_LACK
@@ -201,6 +202,12 @@ def _prepared(card: Gpu, notes: dict[str, None]) -> Iterator[None]:
         before = len(reasons)
         yield
         notes.update(dict.fromkeys(_graph_breaks(reasons[before:])))
+
+
+def _load_cuda_graphs() -> None:
+    """Import torch's module of CUDA graphs, which takes classes from C++ that a build for the CPU lacks."""
+    with mock.patch.object(torch.backends.cuda, "is_built", lambda: torch.version.cuda is not None):
+        import_module("torch._inductor.cudagraph_trees")
 
 
 Change = tuple[Any, str, Any]
@@ -257,9 +264,9 @@ def _of_inductor(card: Gpu) -> Iterator[Change]:
     interface = import_module("torch._dynamo.device_interface").CudaInterface
     for owner in (interface, interface.Worker):  # it holds functions that torch.cuda had when it was loaded
         yield owner, "get_device_properties", staticmethod(lambda *_: known)
-    # it looks for triton, and for a driver that triton can use
-    for name, answer in (("has_triton", True), ("has_triton_package", True)):
-        yield import_module("torch.utils._triton"), name, partial(_answer, answer)
+    # its advice is on speed, and a simulated GPU has none
+    yield import_module("torch._inductor.compile_fx"), "_warn_tf32_disabled", partial(_answer, None)
+    # it asks triton for its driver
     yield import_module("torch.utils._triton"), "triton_hash_with_backend", partial(_answer, "none")
     yield import_module("torch._dynamo.utils"), "triton", import_module("triton")
     # it notes which driver there is, for which it starts a process
@@ -376,11 +383,12 @@ def _settings() -> Iterator[None]:
 
 
 def _forget_the_card() -> None:
-    """Clear what Inductor has remembered of a card."""
+    """Clear what Inductor has remembered of a card, and of triton."""
     import_module("torch._inductor.runtime.hints").DeviceProperties.create.cache_clear()
-    for kept in vars(import_module("torch._inductor.utils")).values():
-        if hasattr(kept, "cache_clear"):
-            kept.cache_clear()
+    for module in ("torch._inductor.utils", "torch.utils._triton"):
+        for kept in vars(import_module(module)).values():
+            if hasattr(kept, "cache_clear"):
+                kept.cache_clear()
 
 
 def _graph_breaks(reasons: list[Any]) -> Iterator[str]:

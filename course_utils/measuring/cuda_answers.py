@@ -18,13 +18,10 @@ import torch._subclasses.fake_tensor as fake_tensor
 
 from ..allocator.policy import CachingAllocator, OutOfMemory
 from ..errors import StepError
-from ..gpus import Gpu, gpu
+from ..gpus import IMITATED, Gpu
 from ..units import binary
 from .call_site import calling_place, described
 from .patching import on_this_thread
-
-IMITATED = gpu("A100-80GB")
-"""The card that a simulated GPU is where none is named: it has every kernel that the course knows."""
 
 CARD = replace(IMITATED, name="simulated GPU")
 
@@ -90,8 +87,7 @@ def answers(memory: "Memory") -> list[tuple[Any, str, Any]]:
         (torch.accelerator.memory, accelerator),
         (torch.Tensor, {"record_stream": _nothing}),
         # torch's fake tensors ask `is_available`, too, and would make a real tensor on a GPU that says yes.
-        # These two go when torch asks its own build.
-        (fake_tensor.FakeTensorMode, {"avoid_device_init": True}),
+        # This goes when torch asks its own build.
         (fake_tensor, {} if torch.cuda.is_available() else {"init_gpu_context": _nothing}),
         (fake_tensor.log, {"disabled": True}),  # else a wrong shape writes a page before its error
     ]

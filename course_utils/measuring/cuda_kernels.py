@@ -127,12 +127,18 @@ def _efficient_scratch(q: torch.Tensor, k: Any, v: torch.Tensor, *_: Any) -> Scr
     return [((*q.shape[:-1], v.size(-1)), torch.float32)]
 
 
+def _ctc_backward_scratch(*args: Any) -> Scratch:
+    """Return as many numbers as forward kept, its seventh argument here (`log_beta` in cuda/LossCTC.cu)."""
+    return [(tuple(args[6].shape), args[6].dtype)]
+
+
 SCRATCH: dict[Any, Callable[..., Scratch]] = {
     aten._safe_softmax.default: _safe_softmax_scratch,
     aten._scaled_dot_product_efficient_attention.default: _efficient_scratch,
     aten._softmax_backward_data.default: _softmax_scratch,
     aten.native_group_norm.default: _group_norm_scratch,
     aten.native_group_norm_backward.default: _group_norm_backward_scratch,
+    aten._ctc_loss_backward.default: _ctc_backward_scratch,
     aten.logsumexp.default: lambda x, *_: [(tuple(x.shape), x.dtype)],  # x less its maxima (ReduceOps.cpp)
 }
 """What CUDA kernels take while they run, by their arguments; paths are in torch's aten/src/ATen/native."""

@@ -68,6 +68,12 @@ FOLLOWED = (
         "torch has a documented way to ask",
     ),
     Inside(
+        "torch._C._functorch:",
+        ("get_unwrapped", "is_functorch_wrapped_tensor"),
+        "inside of torch.func.grad or vmap, a weight is a wrapper without a storage",
+        "torch has a documented way to ask",
+    ),
+    Inside(
         "torch._subclasses.fake_tensor:",
         ("unset_fake_temporarily",),
         "copies of a model and real values are made outside of a simulation",
@@ -136,6 +142,12 @@ SIMULATED = (
         ("_get_sdp_priority_order", "_set_sdp_priority_order"),
         "torch tries attention's kernels in an order that a program can set, and sets it for a card it sees",
         "its choice of a kernel works for fake CUDA tensors",
+    ),
+    Inside(
+        "torch._C:",
+        ("_jit_can_fuse_on_gpu", "_jit_override_can_fuse_on_gpu"),
+        "TorchScript fuses CUDA tensors' operators into a kernel, which it compiles with the driver",
+        "it leaves fake tensors alone",
     ),
 )
 """What a simulated GPU needs in addition. `sharded` has what FSDP2 needs."""

@@ -577,7 +577,9 @@ def _parts(value: Any) -> Iterator[torch.Tensor]:
     """The tensors that hold a tensor's data: itself, or those that a tensor made of others is made of."""
     if not isinstance(value, torch.Tensor):
         return
-    if is_traceable_wrapper_subclass(value):
+    if torch._C._functorch.is_functorch_wrapped_tensor(value):  # inside of torch.func.grad or vmap
+        yield from _parts(torch._C._functorch.get_unwrapped(value))
+    elif is_traceable_wrapper_subclass(value):
         for name in value.__tensor_flatten__()[0]:
             yield from _parts(getattr(value, name))
     else:

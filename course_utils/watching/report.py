@@ -10,9 +10,8 @@ from types import MappingProxyType
 from typing import Any
 
 from ..allocator.replay import replay
-from ..gpus import Gpu
-from ..measurement import Allocation, Measurement
-from ..measuring.cuda_answers import IMITATED
+from ..gpus import IMITATED, Gpu
+from ..measurement import Allocation, Measurement, Messages
 from ..units import aligned, format_bytes, percent
 from .which_cards import Answer, answer_on, answers
 
@@ -88,6 +87,8 @@ class Report:
             ("reserved", _in_gb(self.reserved), "by the same (max_memory_reserved)"),
         ]
         lines = [aligned(peaks, 3), "", str(measured.breakdown), "", repr(measured.explain(self.count)), ""]
+        if measured.messages:
+            lines += ["Messages to other ranks in this step:", _messages(measured.messages), ""]
         if self.wanted:
             lines += [f"{self.wanted.name}: {self.wanted.words.lower()}", ""]
         lines += [*lines_of_cards(measured, self.cards), ""]
@@ -110,6 +111,14 @@ def report(measured: Measurement, card: Gpu = IMITATED, wanted: Gpu | None = Non
 
 def _in_gb(size: int) -> str:
     return format_bytes(size, "GB", 3)
+
+
+def _messages(messages: Sequence[Messages]) -> str:
+    rows = [("", "", "together", "sent in a ring")]
+    rows += [
+        (one.kind, f"{one.count} ×", format_bytes(one.bytes), format_bytes(one.sent)) for one in messages
+    ]
+    return aligned(rows)
 
 
 def lines_of_cards(measured: Measurement, found: Sequence[Answer]) -> Iterator[str]:

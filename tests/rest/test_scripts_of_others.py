@@ -38,8 +38,14 @@ SINCE = {
 Multi-query attention has fewer key heads without enable_gqa, and T5's bias lies with its heads last.
 """
 
-COMPILED = "nanogpt.py"
-"""First predicted as an eager step. Now torch.compile is executed, and the card's count is the test."""
+FOLLOWED_SINCE = {
+    "detection.py": 0.001,
+    "moving_average.py": 0.025,  # here an A100 is simulated, with smaller workspaces
+    "nanogpt.py": 0.015,  # the same; compiled, and first predicted as an eager step
+    "actor_critic.py": 0.22,  # convolutions in fp32: cuDNN's workspaces are not predicted
+    "ctc.py": 0.27,  # its LSTM is simulated cell by cell, which keeps more than cuDNN does
+}
+"""Scripts that `watch` could not follow when the card executed them, and the largest gap allowed today."""
 
 
 def recorded() -> dict[str, dict[str, Any]]:
@@ -57,37 +63,36 @@ def lacking(path: Path) -> str:
 
 
 def test_every_script_has_been_executed_on_a_gpu():
-    assert {name.split()[0] for name in recorded()} == {path.name for path in SCRIPTS.glob("*.py")}
+    assert {name.split()[0] for name in recorded()} == {
+        path.name for path in SCRIPTS.glob("*.py") if not path.name.startswith("ranks_")
+    }
 
 
 @pytest.mark.parametrize("name", SINCE)
 def test_what_is_predicted_otherwise_since_is_what_the_card_counted_with_its_own_workspaces(name):
-    assert SINCE[name]["allocated"] + on_the_card() == pytest.approx(counted(name), rel=1e-4)
-
-
-def counted(name: str) -> int:
-    return next(step for step in recorded()[name]["steps"] if step["step"] == 2)["peak_allocated"]
-
-
-def on_the_card() -> int:
-    """The bytes more that both threads' workspaces take on the H200 than on the A100 that was simulated."""
     hopper, ampere = (workspaces_of(capability, (2, 11)).cublas for capability in ((9, 0), (8, 0)))
-    return 2 * (hopper - ampere)
+    counted = next(step for step in recorded()[name]["steps"] if step["step"] == 2)["peak_allocated"]
+    assert SINCE[name]["allocated"] + 2 * (hopper - ampere) == pytest.approx(counted, rel=1e-4)
 
 
 FORKS = """
 import os, sys
-from course_utils.cli.main import main
-from course_utils.measuring import files
-from course_utils.watching import report, script
+from course_utils.errors import ScriptError
+from course_utils.measuring.files import save_measurement
+from course_utils.watching.script import watch_script
 for line in sys.stdin:
     folder, *words = line.split()
     child = os.fork()
     if not child:
         os.chdir(folder)
-        os.dup2(os.open("said", os.O_CREAT | os.O_WRONLY), 1)
         os.dup2(os.open("errors", os.O_CREAT | os.O_WRONLY), 2)
-        os._exit(main(["watch", "--save", "kept.measurement", *words]))
+        code = 0
+        try:
+            save_measurement(watch_script(words[0], words[1:]), "kept.measurement")
+        except ScriptError as error:
+            print(error, file=sys.stderr, flush=True)
+            code = 2
+        os._exit(code)
     _, status = os.waitpid(child, 0)
     print(os.waitstatus_to_exitcode(status), flush=True)
 """
@@ -105,7 +110,7 @@ def watcher() -> Iterator[subprocess.Popen[str]]:
 
 
 def watched(watcher: subprocess.Popen[str], folder: Path, words: str) -> tuple[int, str]:
-    """The exit code of `watch` with a script and its arguments, and what it said on stderr."""
+    """Returns 0, or 2 for a script that cannot be followed, and what was printed to stderr."""
     assert watcher.stdin and watcher.stdout
     watcher.stdin.write(f"{folder} {SCRIPTS}/{words}\n")
     watcher.stdin.flush()
@@ -120,15 +125,11 @@ def test_a_script_is_predicted_as_it_was_before_a_gpu_executed_it(name, watcher,
         pytest.skip(f"{PYTHON} lacks {missing}")
     code, errors = watched(watcher, tmp_path, name)
     expected = recorded()[name]
-    if expected["predicted"] is None:  # by torch 2.11: a newer one may simulate what that could not
-        place = expected["not_predicted"].split("  ")[0]
-        assert code == 0 or errors.strip().splitlines()[-1].startswith(place)
-        return
     assert code == 0, errors
-    kept = tmp_path / "kept.measurement"
-    measured = read_measurement(kept)
-    if name == COMPILED:
-        assert replay(measured).peak_allocated + on_the_card() == pytest.approx(counted(name), rel=2e-3)
+    measured = read_measurement(tmp_path / "kept.measurement")
+    if name in FOLLOWED_SINCE:
+        counted = next(step for step in expected["steps"] if step["step"] == 2)["peak_allocated"]
+        assert replay(measured).peak_allocated == pytest.approx(counted, rel=FOLLOWED_SINCE[name])
         return
     predicted = expected["predicted"] | SINCE.get(name, {})
     assert measured.peak_phase == predicted["phase"]
