@@ -196,7 +196,7 @@ for name, call in ways.items():
 # %% [markdown]
 # - `True`, the older variant, is the one by hand: backward runs the whole chain again with its own graph, and *reenters*
 #   autograd, a backward inside backward. One trap: it needs an *input* that requires a gradient. After a frozen
-#   embedding none does, and no weight of the block gets a gradient. Leave out `requires_grad=True` and see.
+#   embedding none does, and no weight of the block gets a gradient. Leave out `requires_grad=True`: what happens?
 # - `False`, [which PyTorch recommends](https://docs.pytorch.org/docs/stable/checkpoint.html): forward leaves a
 #   placeholder for each tensor that autograd would keep. When backward opens the first one, forward runs again and
 #   fills them in order. It *stops early*, once the last one is filled. f4 does not run again: backward needs the last
@@ -500,7 +500,8 @@ def offload(block, x):
 from course_utils.lessons.recomputation.recorded import FRONT, PROVENANCE
 
 policies = {"none": (keep_everything, 1), "full": (again, 1), "every-3": (again, 3)}
-policies |= {"selective": (selective, 1), "offload": (offload, 1)}  # change this
+policies |= {"selective": (selective, 1), "offload": (offload, 1)}
+# change this: policies["every-2"] = again, 2
 with on_gpu(needs="20 GB"):
     weighed = {name: weigh(*policy) for name, policy in policies.items()}
 print(f"the peak in GB; counted: {PROVENANCE}")
@@ -511,8 +512,8 @@ for name, peak in weighed.items():
 reveal("06.full", weighed["full"])
 
 # %% [markdown]
-# A real GPU has taken these very steps, and its counter nearly agrees. (**The gap** is mostly cuBLAS's workspaces, which
-# are larger on an H200.) Change `(again, 3)` to `(again, 2)` and its name to "every-2". Predict the peak.
+# A real GPU has taken these very steps, and its counter nearly agrees. (**The gap**: cuBLAS's workspaces are larger on an
+# H200, and the allocator's blocks lie differently.) Then add "every-2": predict its peak.
 #
 # Full recomputation frees 5 GB, and the other policies for blocks hardly more. At this peak, in backward of the loss,
 # states and the loss's tensors exist, and none of them touches those. So combine it with the loss in chunks. To see
@@ -606,7 +607,7 @@ reveal("06.third", 100 * (full / whole - 1), unit="%")
 # **The gap.** Flash attention's backward computes q·kᵀ again: one of the core's two products. And full recomputation
 # leaves out the MLP's second product, 8·s·h² per block. Its output is only added to the stream, and backward never
 # needs it. (With dropout behind it, as in the published GPT-2, it runs again.) So "one third" is a limit: the cost
-# depends on the head, and on how a block ends. How would k change it? Try `flops` with a GPT of k = 3.
+# depends on the head, and on how a block ends. Put 3 for k, the 1 in `flops`: why does it repeat more?
 
 # %% [markdown]
 # ## 70 % less memory for 2.7 % more FLOPs?
@@ -630,12 +631,12 @@ def core_again(L, h, a, s, V=51_200):
 
 sizes = {"GPT-3": (96, 12_288, 96, 2048), "MT-NLG 530B": (105, 20_480, 128, 2048)}
 sizes["Llama-3 8B"] = 32, 4096, 32, 4096  # the lecture's example, with its 97 and 17 GB
+with on_gpu(needs="20 GB"):
+    more = flops(keep_everything, partial(again, eager)) - plain
 for name, letters in sizes.items():  # change this
     saves, paper, products = core_again(*letters)
     print(f"{name:11s} saves {saves:.0%}; eq. 8 adds {paper:.1%}, two products {products:.2%}")
 reveal("06.core", 100 * core_again(*sizes["GPT-3"])[2], unit="%")
-with on_gpu(needs="20 GB"):
-    more = flops(keep_everything, partial(again, eager)) - plain
 print(f"GPT-2, counted: {more:+,} FLOPs, {more / core:.1f} of the core's two products")
 
 # %% [markdown]
@@ -647,41 +648,46 @@ print(f"GPT-2, counted: {more:+,} FLOPs, {more / core:.1f} of the core's two pro
 # %% [markdown]
 # ## Memory against time
 # Arithmetic is not time. For time, one needs a real GPU that does nothing else. Here are the steps of *Every policy*,
-# recorded: executed operator by operator ("eager"), and compiled by `torch.compile`, which is lesson 07's subject.
-# "budget" is the compiler's own choice of what to recompute, `activation_memory_budget`.
+# [recorded](../docs/evidence.md#memory-against-time): executed operator by operator ("eager"), and compiled by
+# `torch.compile`, which is lesson 07's subject. With a *budget*, `torch._functorch.config.activation_memory_budget`, the
+# compiler itself chooses what to recompute.
 #
 # A step is on the *front* (dashed) if no other needs both less memory and less time. Predict: which of the eager steps
 # are on it?
 
-# %% tags=["hide-input"]
+# %%
 every = {(how, name): step for how in FRONT for name, step in FRONT[how].items()}
 
 
 def beaten(one):
+    """Does another step need no more memory and no more time?"""
     others = [other for other in every.values() if other != one]
     return any(other.peak <= one.peak and other.ms <= one.ms for other in others)
 
 
+# %% tags=["hide-input"]
 front = sorted(one for one in every.values() if not beaten(one))
 fig, ax = plt.subplots(figsize=(8, 4))
 ax.plot([one.peak / 1e9 for one in front], [one.ms for one in front], "--", color="gray")
-for how, marker in zip(FRONT, "os^x"):
-    for name, (peak, ms) in FRONT[how].items():
-        ax.plot(peak / 1e9, ms, marker, color=f"C{list(FRONT).index(how)}")
-        if how != "budget" and not name.startswith(("every", "offload-all")):
-            ax.annotate(f"{name}, {how}", (peak / 1e9, ms), (6, 5), textcoords="offset points")
-ax.set(xlabel="GB at the peak", ylabel="ms per step", xlim=(0, 20), ylim=(0, 140))
+for how, marker in zip(FRONT, ("o", "s", "^", "x")):
+    xs = [one.peak / 1e9 for one in FRONT[how].values()]
+    ax.scatter(xs, [one.ms for one in FRONT[how].values()], marker=marker, label=how)
+    for name in {"none", "full", "selective", "offload"} & set(FRONT[how]):
+        peak, ms = FRONT[how][name]
+        ax.annotate(name, (peak / 1e9 + 0.2, ms - 9 if how == "compiled" else ms + 2))
+ax.legend(loc="lower right")
+ax.set(xlabel="GB at the peak", ylabel="ms per step", xlim=(0, 18), ylim=(0, 140))
 ax.set(title="Compiled steps need half the time of eager ones, whatever is recomputed")
 show(fig, f"Compiled steps and one eager one are on the front; {PROVENANCE}.")
 
 # %%
+places = {step: place for place, step in every.items()}
 print(f"On the front, {PROVENANCE}:")
-for (how, name), one in every.items():
-    if one in front:
-        print(f"{name}, {how}: {one.peak / 1e9:.2f} GB, {one.ms:.1f} ms")
-for how in ("eager", "loss in 8 chunks", "compiled"):  # how much longer than "none"
+for one in front:
+    print(f"{one.peak / 1e9:6.2f} GB {one.ms:6.1f} ms  {', '.join(places[one])}")
+for how in ("eager", "loss in 8 chunks", "compiled"):
     none, full, some = (FRONT[how][name].ms for name in ("none", "full", "selective"))
-    print(f"{how}: full takes {full / none - 1:+.0%}, selective {some / none - 1:+.0%}")
+    print(f"{how}, time over none: full {full / none - 1:+.0%}, selective {some / none - 1:+.0%}")
 
 # %% [markdown]
 # Texts say that checkpointing costs 25–30 % (a newsletter), 33 % (ZeRO), 30–40 % (a lecture), 39 % for a layer split
@@ -706,7 +712,7 @@ b, s, h, L = 32, 1024, 1600, 48
 work = 24 * b * L * s * h * h + 4 * b * L * s * s * h + 2 * b * s * h * V
 for card, (rate, link) in cards.items():
     both = [size / link / (work / rate) for size in (everything - log_softmax, one_each)]
-    print(f"{card:20s} in forwards: all activations {both[0]:.1f}, checkpoints {both[1]:.1f}")
+    print(f"{card:20s} all activations {both[0]:4.1f} forwards, checkpoints {both[1]:.1f}")
 moved = 2 * 12 * 4 * 16 * 1024 * 768  # GPT-2: inputs of 12 blocks in fp32, there and back
 longer = FRONT["eager"]["offload"].ms - FRONT["eager"]["full"].ms
 print(f"recorded, GPT-2: {moved / 1e9:.2f} GB in {longer:.1f} ms, {moved / longer / 1e6:.0f} GB/s")
@@ -799,9 +805,9 @@ from course_utils.lessons.shared.growing_script import script
 script(6)
 
 # %% [markdown]
-# The peak halves once more. What is left: the states, 12 bytes per parameter, are 1.5 GB. The rest is an eighth of the
-# loss's tensors, the checkpoints, and autocast's 16-bit copies of the weights. Before lesson 05's line, this one would
-# have saved the same bytes of a peak more than twice as high.
+# The peak halves. What is left: weights and states at 12 bytes per parameter, an eighth of the loss's tensors, the
+# checkpoints, and autocast's 16-bit copies of the weights. The order of these two lessons' lines does not matter for
+# the result. But alone, neither halves the peak of lesson 03's script.
 
 # %% [markdown]
 # ## In your own script
