@@ -101,6 +101,7 @@ from course_utils.figures import show
 
 ks = [1, 2, 4, 8, 16, 32, 64]  # change this
 kept = [keep_every(64, k).memory for k in ks]
+reveal("06.k", ks[kept.index(min(kept))], unit="nodes")
 fig, ax = plt.subplots(figsize=(7, 2.5))
 ax.plot(ks, kept, marker="o", label="kept at most")
 ax.plot(ks, [64 / k for k in ks], "--", label="checkpoints")
@@ -109,7 +110,6 @@ ax.set_xscale("log", base=2)
 ax.legend()
 ax.set(title="Memory is lowest where both parts are equal", xlabel="k", ylabel="values")
 show(fig, "The sum is lowest where the falling line of checkpoints meets the stretch's rising one.")
-reveal("06.k", min(ks, key=lambda k: keep_every(64, k).memory), unit="nodes")
 print(f"runs of f: {keep_every(64, 8).forwards}, and with k = 2: {keep_every(64, 2).forwards}")
 
 # %% [markdown]
