@@ -2,7 +2,7 @@
 # jupyter:
 #   course:
 #     minutes: 80
-#     cpu_seconds: 35
+#     cpu_seconds: 25
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -16,57 +16,44 @@
 # [transformer block](../docs/glossary.md#transformer-block) is. You need no GPU.
 #
 # What forward computed once, it can compute again. Keep fewer activations, and pay in arithmetic: this is [activation
-# recomputation](../docs/glossary.md#activation-recomputation), or "activation checkpointing". Texts promise that it
-# leaves "the square root", "about 8 GB", "50 %", for 25 to 40 % more time. When is each number true?
+# recomputation](../docs/glossary.md#activation-recomputation), or "activation checkpointing". Texts promise "about 8
+# GB", or "50 %" less, for 25 to 40 % more time. When is each number true?
 
 # %% [markdown]
-# ## A chain that keeps everything
+# ## Keep everything, or nothing
 # A network is a chain of n nodes f. Each node leaves one value for its backward b, and passes another on. The passed
-# value and its gradient always exist, so count only what is *kept*.
+# value and its gradient always exist, so count only what is *kept*. PyTorch's default is to keep everything: n values
+# are kept, and f runs n times.
 #
-# Press play. Then change 8 to 16.
+# The other extreme keeps only the chain's input. Then each b must run the chain again from the start.
+#
+# **Your guess.** How many runs of f does that take in a chain of 48 nodes, the first 48 included?
+
+# %%
+from course_utils.interactive.guesses import predict, reveal
+
+predict("06.none", unit="runs")
+
+# %% [markdown]
+# Press play, and choose "keep none" when you have seen enough of "keep all".
 
 # %%
 from course_utils.lessons.recomputation.widget import schedule_player
 
 schedule_player("keep all", nodes=8)  # change this
 
-# %% [markdown]
-# This is PyTorch's default. It keeps n values, and runs f n times.
-#
-# ## Keep none
-# Keep only the chain's input. Then each b must run the chain again from the start.
-#
-# **Your guess.** How many runs of f does a chain of 48 nodes take, the first 48 included?
-
 # %%
-from course_utils.interactive.guesses import predict, reveal, waits_for
-
-predict("06.none", unit="runs")
-
-# %%
-schedule_player("keep none", nodes=8)
-
-# %% [markdown]
-# Forward takes n runs, then b of node i takes another i:
-#
-# $$1 + 2 + \dots + n = \frac{n (n + 1)}{2}$$
-
-# %%
-from course_utils.lessons.recomputation.schedules import keep_every, keep_none
-
 n = 48  # change this
-none = keep_none(n)
-print(f"formula: {n} + {n}·{n + 1}/2 = {n + n * (n + 1) // 2:,} runs; counted: {none.forwards:,}")
-print(
-    f"at most {none.memory} values kept; "
-    f"if b costs two f, {(none.forwards + 2 * n) / (3 * n):.1f} times the work"
-)
-reveal("06.none", none.forwards, unit="runs")
+runs = n  # forward
+for node in range(n, 0, -1):
+    runs += node  # before b of this node, the chain again up to here
+print(f"counted: {runs:,} runs of f; n + n·(n + 1)/2 = {n + n * (n + 1) // 2:,}")
+print(f"if b costs two f, {(runs + 2 * n) / (3 * n):.1f} times the work of keeping everything")
+reveal("06.none", runs, unit="runs")
 
 # %% [markdown]
-# Memory is O(1), the input and one value. But work is O(n²): nobody trains like that. Change 48 to 96: by what factor
-# does the work grow?
+# Memory is O(1): the input and one value. But work is O(n²), so nobody trains like that. Change 48 to 96: by what
+# factor does the work grow?
 #
 # ## Keep every k-th
 # Keep a [checkpoint](../docs/glossary.md#checkpoint), a node's input, at every k-th node. In backward, each stretch of
@@ -83,47 +70,61 @@ schedule_player("keep every k", nodes=16, k=2, tick=27)  # change this
 predict("06.k", unit="nodes")
 
 # %% [markdown]
-# Add n/k checkpoints and the k values of the stretch that runs again. The sum is lowest where its derivative is zero:
-#
-# $$\frac{n}{k} + k \qquad -\frac{n}{k^2} + 1 = 0$$
-
-# %% tags=["hide-input"]
-from course_utils.figures import lines
-from course_utils.lessons.recomputation.schedules import best_interval, memory_every
-
-waits_for("06.k")
-ks = [1, 2, 4, 8, 16, 32, 64]
-curves = {
-    "total": (ks, [keep_every(64, k).memory for k in ks]),
-    "checkpoints": (ks, [64 / k for k in ks]),
-    "stretch": (ks, ks),
-}
-title = f"Memory is lowest where both parts are equal, at k = √64 = {best_interval(64)}"
-lines(curves, title, "k, nodes per checkpoint", "values kept at most", log_x=True)
+# **Your turn.** At which tick are the most values kept? Write how many they are. `keep_every(n, k).memory` counts them
+# tick by tick, as the player does.
 
 # %%
-print(
-    f"runs of f: {keep_every(64, 8).forwards} = 2·64, and the same for every k: "
-    f"{keep_every(64, 2).forwards}"
-)
-print(f"values kept at most: {keep_every(64, 8).memory} = 2·√64")
-reveal("06.k", best_interval(64), unit="nodes")
+from course_utils.lessons.recomputation.schedules import keep_every
+
+
+def most_kept(n, k):
+    """Return the most values kept at once in a chain of n nodes; k divides n."""
+    return 0  # write this with n and k
+
+
+cases = [(16, 2), (60, 5), (48, 48)]
+off = {(n, k): most_kept(n, k) - keep_every(n, k).memory for n, k in cases}
+wrong = [f"with n = {n} and k = {k} off by {off[n, k]:+}" for n, k in cases if off[n, k]]
+print(f"Not yet: {', '.join(wrong)}." if wrong else "Right.")
 
 # %% [markdown]
-# Memory is $2 \sqrt{n}$, for one more forward pass. This is "the square root".
+# <details><summary>The line</summary>
 #
-# Can it be less? Let a stretch that runs again keep checkpoints of its own, and so on down to single nodes. Then memory
-# is O(log n), for O(n log n) runs of f (Chen et al., abstract). Griewank and Walther's `revolve` (2000) has the best
-# such schedule for a given number of checkpoints.
+# All n/k checkpoints are there when the last stretch has run again and has left its k values: `n // k + k`.
 #
-# And when does the square root not hold?
+# </details>
+
+# %%
+import matplotlib.pyplot as plt
+
+from course_utils.figures import show
+
+ks = [1, 2, 4, 8, 16, 32, 64]  # change this
+kept = [keep_every(64, k).memory for k in ks]
+reveal("06.k", ks[kept.index(min(kept))], unit="nodes")
+fig, ax = plt.subplots(figsize=(7, 2.5))
+ax.plot(ks, kept, marker="o", label="kept at most")
+ax.plot(ks, [64 / k for k in ks], "--", label="checkpoints")
+ax.plot(ks, ks, "--", label="values of a stretch")
+ax.set_xscale("log", base=2)
+ax.legend()
+ax.set(title="Memory is lowest where both parts are equal", xlabel="k", ylabel="values")
+show(fig, "The sum is lowest where the falling line of checkpoints meets the stretch's rising one.")
+print(f"runs of f: {keep_every(64, 8).forwards}, and with k = 2: {keep_every(64, 2).forwards}")
 
 # %% [markdown]
-# ## A block is not a node
-# In a transformer the nodes are blocks. A checkpoint is a block's input: b sequences of s tokens with h numbers each,
-# 2·s·b·h bytes in 16 bits. But a block that runs again leaves much more than one value. Here is [lesson
-# 05](05_activations.ipynb)'s block.
+# The sum is lowest where its derivative is zero, at $k = \sqrt{n}$:
+#
+# $$\frac{n}{k} + k \qquad -\frac{n}{k^2} + 1 = 0$$
+#
+# Memory is $2 \sqrt{n}$, for one more forward pass, whatever k is. This is the *square root* that texts speak of. Can
+# it be less? Let a stretch that runs again keep checkpoints of its own, and so on down to single nodes. Then memory is
+# O(log n), for O(n log n) runs of f (Chen et al., abstract).
 
+# %% [markdown]
+# ## By hand
+# Write it yourself, as a `torch.autograd.Function`. Forward keeps only the input. Backward runs the block again, now
+# with a graph.
 
 # %%
 import torch
@@ -131,516 +132,6 @@ from torch import nn
 from torch.nn import functional as F
 
 
-def flash(q, k, v, rate):
-    return F.scaled_dot_product_attention(q, k, v, dropout_p=rate, is_causal=True)
-
-
-# %%
-class Block(nn.Module):
-    def __init__(self, h, a, attention=flash, rate=0.1):
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(h), nn.LayerNorm(h)
-        self.qkv, self.out = nn.Linear(h, 3 * h), nn.Linear(h, h)
-        self.mlp = nn.Sequential(nn.Linear(h, 4 * h), nn.GELU(), nn.Linear(4 * h, h))
-        self.a, self.attention, self.rate = a, attention, rate
-
-    def forward(self, x):
-        b, s, h = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(b, s, 3 * self.a, -1).transpose(1, 2).chunk(3, 1)
-        x = x + F.dropout(
-            self.out(self.attention(q, k, v, self.rate).transpose(1, 2).reshape(b, s, h)), self.rate
-        )
-        return x + F.dropout(self.mlp(self.norm2(x)), self.rate)
-
-
-# %% [markdown]
-# Run one of GPT-2 XL's blocks: how much more does PyTorch allocate? Inside `on_gpu()`, "cuda" is your GPU or a
-# [simulated one](../docs/glossary.md#simulated-gpu). (Output and kept input are equally large, so the counter grows by
-# what the block keeps.)
-
-# %%
-from course_utils import PRESETS, TrainingRun, compare, estimate, format_bytes, measure
-from course_utils import on_gpu, plus_minus
-
-with on_gpu():
-    block = Block(1600, 25).to("cuda", torch.bfloat16)
-    shape = (32, 1024, 1600)  # change this
-    x = torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    block(x)  # the first product allocates cuBLAS's workspace, which persists
-    before = torch.cuda.memory_allocated()
-    y = block(x)
-    checkpoint_size, kept = x.nbytes, torch.cuda.memory_allocated() - before
-    del block, x, y
-c = kept / checkpoint_size
-print(f"one checkpoint: {format_bytes(checkpoint_size, 'MB', 1)}")
-print(f"the block keeps {format_bytes(kept, 'MB', 1)}: c = {c:.2f}")
-
-# %% [markdown]
-# A block keeps as much as c checkpoints. (Change 1024 to 128: does c depend on s with a flash kernel?) Counted in
-# checkpoints, L blocks now need
-#
-# $$\frac{L}{k} + c \cdot k$$
-#
-# **Your guess.** With how many of GPT-2 XL's 48 blocks per checkpoint is the peak of the whole training step lowest?
-
-# %%
-predict("06.blocks", unit="blocks")
-
-# %%
-waits_for("06.blocks")
-xl = TrainingRun("gpt2-xl", micro_batch=32, seq_len=1024, precision="bf16-master")
-L, ks = xl.model.layers, [1, 2, 3, 4, 6, 8, 12, 16]
-by_k = {k: estimate(xl.replace(recompute=f"every-{k}")) for k in ks}
-best = min(by_k, key=lambda k: by_k[k].total)
-checkpoint_gb = 2 * 1024 * 32 * 1600 / 1e9
-curves = {
-    "estimated peak": (ks, [by_k[k].total / 1e9 for k in ks]),
-    "(L/k + c·k) checkpoints": (ks, [checkpoint_gb * memory_every(L, k, c) for k in ks]),
-}
-lines(
-    curves,
-    f"Loss in one piece: the peak is lowest with {best} blocks per checkpoint, √48 ≈ 7 is too many",
-    "k, blocks per checkpoint",
-    "GB",
-    log_x=True,
-    provenance="estimated from formulas",
-)
-
-# %%
-print(f"the formula is lowest at k = {best_interval(L, c)}, near √(L/c) = {(L / c) ** 0.5:.1f}")
-for k in ks:
-    peak = format_bytes(by_k[k].total, "GB", 1)
-    in_8 = format_bytes(estimate(xl.replace(recompute=f"every-{k}", loss_chunks=8)).total, "GB", 1)
-    where = by_k[k].label.split(":")[0]
-    print(f"k = {k:2d}: {peak} at the peak, in {where}; loss in 8 chunks: {in_8}")
-reveal("06.blocks", best, unit="blocks")
-
-# %% [markdown]
-# The square root holds for nodes that keep as little as a checkpoint. A block keeps c times that, so the optimum moves
-# to $\sqrt{L/c}$, below 2: nearly one checkpoint per block. The whole step moves it back a little, because it has *two*
-# high points:
-#
-# - In backward of the loss, all checkpoints exist, and lesson 05's tensors of s·b·V numbers: fewer checkpoints help.
-# - When the first stretch runs again, the loss's tensors are gone: shorter stretches help.
-#
-# The best k balances both. It depends on the loss: in 8 chunks (lesson 05) its tensors are small, and the formula's k
-# is best.
-
-# %% [markdown]
-# ## Every policy
-# In this GPT, you choose how its blocks are called: `call(block, x)`.
-
-
-# %%
-class GPT(nn.Module):
-    def __init__(self, layers, h, a, V, attention=flash):
-        super().__init__()
-        self.embed, self.head = nn.Embedding(V, h), nn.Linear(h, V, bias=False)
-        self.blocks = nn.ModuleList(Block(h, a, attention) for _ in range(layers))
-
-    def forward(self, tokens, call):
-        x = self.embed(tokens)
-        for block in self.blocks:
-            x = call(block, x)
-        return self.head(x)
-
-
-def keep_everything(block, x):
-    return block(x)
-
-
-def loss_of(model, tokens, call):
-    return F.cross_entropy(model(tokens, call).flatten(0, 1), tokens.flatten())
-
-
-# %% [markdown]
-# The model has GPT-2's blocks and words in 16 bits. But it has no positions, and a head of its own. It gets 8 sequences
-# of 1,024 tokens, and has no optimizer. **Your guess.** How high is the peak if each block keeps only its input?
-
-
-# %%
-def show(name, call):
-    torch.cuda.reset_peak_memory_stats()
-    loss = loss_of(gpt, batch, call)
-    kept = torch.cuda.memory_allocated()
-    loss.backward()
-    gpt.zero_grad()
-    peak = torch.cuda.max_memory_allocated()
-    left, most = format_bytes(kept, "GB", 2), format_bytes(peak, "GB", 2)
-    print(f"{name:22s} {left} after the loss, {most} at the peak")
-    return peak
-
-
-with on_gpu():
-    gpt = GPT(layers=12, h=768, a=12, V=50257).to("cuda", torch.bfloat16)
-    N = sum(parameter.numel() for parameter in gpt.parameters())
-    more = N / PRESETS["gpt2"].parameters - 1
-    print(f"{N:,} parameters, {more:.0%} more than GPT-2 with its tied head")
-    batch = torch.randint(50257, (8, 1024), device="cuda")
-    loss_of(gpt, batch, keep_everything).backward()  # so that cuBLAS has allocated its workspaces
-    gpt.zero_grad()
-    show("keep everything", keep_everything)
-predict("06.full", unit="GB")
-
-# %% [markdown]
-# `torch.utils.checkpoint.checkpoint` calls a function, keeps its inputs, and calls it again in backward.
-# [`use_reentrant`](../docs/glossary.md#use_reentrant) chooses between two variants:
-#
-# - `True`, the older one: backward runs the block again with its own graph, and reenters autograd: backward *inside*
-#   backward.
-# - `False`, [which PyTorch recommends](https://docs.pytorch.org/docs/stable/checkpoint.html): forward leaves a
-#   placeholder for each tensor that autograd would keep. When backward opens the first one, forward runs again and
-#   fills them in order.
-
-# %%
-from functools import partial
-
-from torch.utils.checkpoint import checkpoint
-
-again = partial(checkpoint, use_reentrant=False)
-with on_gpu():
-    full = show("use_reentrant=False", again)
-    show("use_reentrant=True", partial(checkpoint, use_reentrant=True))
-reveal("06.full", full)
-
-# %% [markdown]
-# One trap of `True`: a block's weights get a gradient only if an *input* of the block requires one. After a frozen
-# embedding, none does.
-#
-# For a checkpoint every k blocks, cut the list into stretches:
-
-
-# %%
-def in_stretches(model, k):
-    """The model's blocks, with k consecutive blocks joined into one."""
-    return nn.ModuleList(
-        nn.Sequential(*model.blocks[i : i + k]) for i in range(0, len(model.blocks), k)
-    )
-
-
-with on_gpu():
-    one_by_one = gpt.blocks
-    gpt.blocks = in_stretches(gpt, 3)  # change this
-    show("every third block", again)
-    gpt.blocks = one_by_one
-
-# %% [markdown]
-# Change 3 to 2, 6 and 12. Predict both numbers.
-#
-# The *selective* policy keeps the results of matrix products and attention, and runs the cheap rest again. `context_fn`
-# says which results to keep. PyTorch chooses one of several attention kernels: with a mask, in fp32 or on another GPU
-# it may not be flash. So list them all. One that is not in the list runs again, without a word.
-
-# %%
-from torch.utils.checkpoint import create_selective_checkpoint_contexts
-
-aten = torch.ops.aten
-ATTENTION = [
-    aten._scaled_dot_product_flash_attention.default,
-    aten._scaled_dot_product_efficient_attention.default,
-    aten._scaled_dot_product_cudnn_attention.default,
-]
-KEPT = [aten.mm.default, aten.addmm.default, aten.bmm.default, *ATTENTION]
-contexts = partial(create_selective_checkpoint_contexts, KEPT)  # change this
-selective = partial(again, context_fn=contexts)
-with on_gpu():
-    show("selective", selective)
-
-# %% [markdown]
-# Change `KEPT` to `ATTENTION`, to keep only attention's results. Where does this lie between selective and full?
-#
-# Or keep everything in the *host's* memory: [offloading](../docs/glossary.md#offloading). `save_on_cpu` copies there
-# what autograd saves, and back in backward. The GPU reads the host's pinned pages directly.
-
-
-# %%
-def offload(block, x):
-    with torch.autograd.graph.save_on_cpu(pin_memory=True):
-        return block(x)
-
-
-with on_gpu():
-    show("save_on_cpu", offload)
-
-# %% [markdown]
-# `save_on_cpu` copies the weights, too. Your own hooks can skip them: see `Offloading` in
-# [recompute.py](../course_utils/networks/recompute.py).
-#
-# A `TrainingRun` has all of these as `recompute=`, for a whole step with its states. Here it is GPT-2 with half of its
-# blocks: compare its rows with each other, not with those above. "selective-attention" recomputes only attention's
-# core, from q·kᵀ to weights·v: the "[selective](../docs/glossary.md#selective-recomputation) recomputation" of
-# [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), section 5.
-
-# %%
-from dataclasses import replace
-
-from course_utils.figures import stack
-
-half = replace(PRESETS["gpt2"], layers=6)  # change this
-run = TrainingRun(half, micro_batch=8, seq_len=1024, precision="bf16-master")
-run = run.replace(optimizer="adamw-foreach")
-policies = ("none", "selective-attention", "selective", "full", "every-3", "offload")
-compared = {name: compare(run.replace(recompute=name)) for name in policies}
-steps = {name: one.measurement for name, one in compared.items()}
-stack(
-    steps,
-    "Recomputation removes most activations; the states stay",
-    provenance=str(steps["none"].provenance),
-)
-
-# %%
-for name, real in steps.items():
-    gap = plus_minus(compared[name].estimate.total - real.peak)
-    kept = format_bytes(real.moments["after loss"]["activations"], "GB", 2)
-    print(
-        f"{name:20s} peak {format_bytes(real.peak, 'GB', 2)}, estimate − {real.word}: "
-        f"{gap} bytes; kept {kept}"
-    )
-for name in ("none", "selective-attention"):
-    peak = estimate(run.replace(recompute=name, attention="eager")).total
-    print(f"{name:20s} with eager attention: {format_bytes(peak, 'GB', 2)} at the peak, estimated")
-for term, size in compared["none"].terms.items():
-    print(f"gap of “none”, {term}: {plus_minus(size)} bytes")
-
-# %% [markdown]
-# **The gap** is small, and the last lines name it. The formula adds up tensors. The allocator gives each tensor whole
-# blocks of 512 bytes, even the loss and the random state of each block's attention, which the formula leaves out. On a
-# real GPU, cuBLAS's workspaces (`show` counts them), CUDA's context and
-# [reserved](../docs/glossary.md#allocated-and-reserved) memory without a tensor come on top.
-#
-# Full recomputation lowers the peak less than the activations: weights, optimizer states and the loss's own tensors
-# stay. "selective-attention" saves almost nothing here, because a [flash](../docs/glossary.md#flashattention) kernel
-# recomputes the core anyway.
-#
-# Full recomputation leaves one tooth per block. Count them.
-
-# %%
-from course_utils.figures import timeline
-
-timeline(steps["full"], f"Backward has one tooth for each of the {half.layers} blocks", steps=[2])
-
-# %% [markdown]
-# ## What does it cost in arithmetic?
-# Nearly all arithmetic is matrix products. Backward takes twice as much as forward: for y = x·Wᵀ it computes dL/dx
-# *and* dL/dW. Full recomputation adds one forward of all blocks.
-#
-# **Your guess.** A small GPT with [eager attention](../docs/glossary.md#eager-attention) runs on your processor. By how
-# many percent does full recomputation raise its step's arithmetic?
-
-
-# %%
-def eager(q, k, v, rate):
-    s = q.shape[-2]
-    mask = torch.full((s, s), float("-inf"), dtype=q.dtype, device=q.device).triu(1)
-    return F.dropout(((q / q.shape[-1] ** 0.5) @ k.mT + mask).softmax(-1), rate) @ v
-
-
-s, b, h, a, L, V = 128, 2, 128, 4, 6, 1000  # change this
-torch.manual_seed(0)
-small = GPT(L, h, a, V, eager)
-tokens = torch.randint(V, (b, s))
-predict("06.third", unit="%")
-
-# %% [markdown]
-# Estimate: equation 7 of Korthikanti et al. gives a step's [FLOPs](../docs/glossary.md#flops).
-#
-# $$72 b L s h^2 \left(1 + \frac{s}{6h} + \frac{V}{12 h L}\right)$$
-#
-# Measure: PyTorch counts the FLOPs of its matrix products.
-
-# %%
-from torch.utils.flop_counter import FlopCounterMode
-
-
-def flops(model, call):
-    """FLOPs of matrix products in forward and in backward."""
-    with FlopCounterMode(display=False) as counter:
-        loss = loss_of(model, tokens, call)
-        forward = counter.get_total_flops()
-        loss.backward()
-    return forward, counter.get_total_flops() - forward
-
-
-forward, backward = flops(small, keep_everything)
-whole = forward + backward
-published = 72 * b * L * s * h * h + 12 * b * L * s * s * h + 6 * b * s * h * V
-print(f"counted: forward {forward:,}, backward {backward:,}: {backward / forward:g} times forward")
-print(f"eq. 7 − counted: {plus_minus(published - whole)}")
-
-
-# %%
-def core_again(q, k, v, rate):
-    return again(eager, q, k, v, rate)
-
-
-blocks, core = 24 * b * L * s * h * h + 4 * b * L * s * s * h, 4 * b * L * s * s * h
-ways = {"full": (small, again, blocks), "selective": (small, selective, 0)}
-ways["selective-attention"] = GPT(L, h, a, V, core_again), keep_everything, core
-for name, (one, call, wanted) in ways.items():
-    more = sum(flops(one, call)) - whole
-    gap = plus_minus(wanted - more)
-    print(f"{name:20s} repeats {more:11,} FLOPs, {more / whole:6.2%}; formula − counted: {gap}")
-    if name == "full":
-        reveal("06.third", 100 * more / whole, unit="%")
-
-# %% [markdown]
-# A step is three units, one forward and two backward. One more forward would be a third, but the head lies outside the
-# blocks. (Change V to 50257: how much is it then?) The number of blocks per checkpoint changes memory, not work.
-#
-# **The gap.** In the last line, half of the formula's FLOPs are missing. `checkpoint` *stops early*, once the last
-# placeholder is filled. The core ends in weights·v. Backward needs that product's inputs but not its output, so it
-# never runs again.
-
-# %% [markdown]
-# ## 70 % less memory for 2.7 % more FLOPs?
-# Korthikanti et al. (section 5) report this for GPT-3's activations (175 B parameters, s = 2,048) if the attention core
-# is recomputed. For MT-NLG they report 65 % and 1.6 %. A lecture makes it "up to 70 %".
-#
-# **Your guess.** Run the core's two products, q·kᵀ and weights·v, once more. By how many percent do the FLOPs of
-# GPT-3's step rise?
-
-# %%
-predict("06.core", unit="%")
-
-# %%
-sizes = {
-    "22B": (48, 6144, 64),
-    "GPT-3": (96, 12_288, 96),
-    "MT-NLG 530B": (105, 20_480, 128),
-    "1T": (128, 25_600, 160),
-}
-s, V = 2048, 51_200  # change this
-added = {}
-for name, (L, h, a) in sizes.items():
-    step = 72 * L * s * h * h * (1 + s / (6 * h) + V / (12 * h * L))  # eq. 7, one sequence
-    paper = 12 * L * s * s * h / step  # eq. 8 − eq. 7
-    added[name] = 4 * L * s * s * h / step  # two products
-    saves = 5 * a * s / h / (34 + 5 * a * s / h)
-    print(
-        f"{name:12s} saves {saves:.0%}; eq. 8 adds {paper:.1%}, two products add {added[name]:.2%}"
-    )
-reveal("06.core", 100 * added["GPT-3"], unit="%")
-long, h, a = 4096, 4096, 32  # the lecture's example, Llama-3 8B with its 97 and 17 GB
-print(f"{'Llama-3 8B':12s} saves {5 * a * long / h / (34 + 5 * a * long / h):.0%} at s = {long:,}")
-
-# %% [markdown]
-# Memory holds for GPT-3: 70 %. It is not an upper limit: the lecture's own example saves more. The 2.7 % follow from
-# equation 8, where $\frac{s}{6h}$ becomes $\frac{s}{3h}$. That adds the
-# core's *whole* share of a step, all three units. But recomputation runs only forward, so it costs less than its
-# authors say, for every model. PyTorch stops early and repeats only q·kᵀ: half of that. Change s to 8192: which columns
-# grow?
-
-# %% [markdown]
-# ## Memory against arithmetic
-# Consider only policies on the *front*: no other has both a lower peak and less to run again. This is a front in FLOPs.
-# "selective" repeats no product, and still took longer than "full" on a real GPU: see the front in time below.
-
-# %%
-from course_utils.lessons.recomputation.figures import pareto
-from course_utils.lessons.recomputation.policies import added_percent
-
-step = xl.replace(loss_chunks=1)  # change this
-names = ("none", "selective", "full", f"every-{best}", "sqrt")
-runs = {name: step.replace(recompute=name) for name in names}
-points = {name: (added_percent(run), estimate(run).total) for name, run in runs.items()}
-lowest = min(points, key=lambda name: points[name][1])
-title = f"GPT-2 XL, loss_chunks={step.loss_chunks}: the peak is lowest with recompute={lowest}"
-pareto(points, title, provenance="estimated peaks, FLOPs of matrix products by formula")
-
-# %% [markdown]
-# Change `loss_chunks` to 8: which policy wins then, and why? Then replace "sqrt" by "every-12": where does it lie?
-#
-# Offloading costs no arithmetic, but time on the link to the host. Can the copies hide? They leave during forward and
-# return during backward, so one way must fit into forward, a third of the step's arithmetic. The third link, NVLink,
-# joins NVIDIA's Grace processor to its Hopper GPU
-# ([NVLink-C2C](https://developer.nvidia.com/blog/nvidia-grace-hopper-superchip-architecture-in-depth/), 900 GB/s in
-# both directions together).
-
-# %%
-from course_utils import gpu
-from course_utils.estimating.step_time import step_seconds
-
-a100, h100 = gpu("A100-80GB"), gpu("H100-80GB")
-links = {
-    "A100, PCIe 4": (a100, a100.rates.host),
-    "H100, PCIe 5": (h100, h100.rates.host),
-    "Grace, NVLink": (h100, 450e9),
-}
-moved = estimate(xl)["activations"] - estimate(xl.replace(recompute="offload"))["activations"]
-checkpoints = 2 * xl.seq_len * xl.micro_batch * xl.model.hidden * xl.model.layers
-for what, size in {"all activations": moved, "only checkpoints": checkpoints}.items():
-    print(f"{what}: {format_bytes(size, 'GB', 1)} go to the host and come back in every step")
-    for name, (card, rate) in links.items():
-        copy, forward = size / rate, step_seconds(xl, card)["model"] / 3
-        slower = f"at {forward / copy:.0%} of the peak or slower"
-        speed = "even at the card's peak" if copy <= forward else slower
-        print(
-            f"  {name:13s} one way {copy:.2f} s, "
-            f"forward at the peak {forward:.2f} s: it hides {speed}"
-        )
-
-# %% [markdown]
-# Over PCIe, the copies of *all* activations cannot hide behind forward: real trainings reach about half of the peak
-# (Korthikanti et al.: 54.2 %). Over NVLink they could, with little to spare. The checkpoints of full recomputation are
-# far fewer bytes: they hide over PCIe even at the peak.
-# [DeepSpeed](https://deepspeed.readthedocs.io/en/latest/activation-checkpointing.html) has this as *CPU checkpointing*.
-# All of it holds only for copies on a stream of their own. `save_on_cpu` copies on the stream that computes, so the
-# times add up.
-
-# %% [markdown]
-# ## "About 8 GB" and "50 %": are they right?
-# Three claims about GPT-2 XL with 32 sequences. [ZeRO](../docs/glossary.md#zero): about 60 GB of activations, "about 8
-# GB" with checkpointing, [*the square root of the total*](https://arxiv.org/abs/1910.02054) (section 3.2). A
-# newsletter: 8–9 GB. Slides: checkpointing "reduces activations by about 50 %".
-#
-# **Your guess.** By how many percent does full recomputation reduce what is kept at the end of forward?
-
-# %%
-predict("06.percent", unit="%")
-
-# %%
-from course_utils.estimating.formula import activation_bytes, block_bytes, loss_bytes
-
-waits_for("06.percent")
-full = xl.replace(recompute="full")  # change this
-s, b, h, L = full.seq_len, full.micro_batch, full.model.hidden, full.model.layers
-zero, one_each = 12 * 2 * h * b * s * L, 2 * s * b * h * L
-real = measure(full.replace(optimizer="sgd"), steps=1)  # forward is the same with Adam
-claims = {
-    "ZeRO's total, 12·h·b·s·L numbers": zero,
-    "divided by √48: ZeRO's “about 8 GB”": zero / L**0.5,
-    "one checkpoint per block": one_each,
-    "… plus one block run again, 34·s·b·h": one_each + block_bytes(full),
-    "kept at the end of forward": activation_bytes(full),
-    "… plus log-softmax, kept by the loss": activation_bytes(full) + loss_bytes(full),
-    f"the same, {real.word}": real.moments["after loss"]["activations"],
-}
-for claim, size in claims.items():
-    print(f"{claim:36s} {format_bytes(size, 'GB', 2):>9s}")
-
-# %%
-before, after = activation_bytes(xl), activation_bytes(xl.replace(recompute="full"))
-reveal("06.percent", 100 * (1 - after / before), unit="%")
-for name in ("none", "selective", "full"):
-    kept = activation_bytes(xl.replace(recompute=name))
-    print(
-        f"{name:10s} keeps {format_bytes(kept, 'GB', 1):>8s} at forward's end, "
-        f"{kept / before:4.0%} of everything"
-    )
-
-# %% [markdown]
-# 60/√48 and 8–9 GB are close to what exists after the loss: checkpoints and
-# [log-softmax](../docs/glossary.md#log-softmax). That is chance: neither is a square root of anything. Change `xl` to
-# `xl.replace(seq_len=512)` in the first cell: which rows halve? 50 % is far off for full recomputation. The *selective*
-# policy comes nearest.
-
-# %% [markdown]
-# ## By hand
-# Write `use_reentrant=True` yourself, as a `torch.autograd.Function`. Forward keeps only the input. Backward runs the
-# block again, now with a graph.
-
-
-# %%
 class Recomputed(torch.autograd.Function):
     @staticmethod
     def forward(ctx, block, x):
@@ -658,9 +149,61 @@ class Recomputed(torch.autograd.Function):
 
 
 # %% [markdown]
-# The second forward must *repeat* the first. But [dropout](../docs/glossary.md#dropout-mask) draws random masks (on a
-# GPU, from its own random numbers), and backward runs outside of [autocast](../docs/glossary.md#autocast). Are the
-# gradients still right?
+# `torch.utils.checkpoint.checkpoint` does the same for any function.
+# [`use_reentrant`](../docs/glossary.md#use_reentrant) chooses between two variants. Call a chain of four linear layers
+# each way, and note what runs. Before you run the cell: in which order do f1 to f4 and b4 to b1 appear?
+
+# %%
+import random
+from functools import partial
+
+from torch.utils.checkpoint import CheckpointError, checkpoint
+
+again = partial(checkpoint, use_reentrant=False)
+
+
+class Node(nn.Module):
+    def __init__(self, number):
+        super().__init__()
+        self.layer, self.number = nn.Linear(8, 8), number
+
+    def forward(self, x):
+        y = self.layer(x)
+        log.append(f"f{self.number}")
+        if y.requires_grad:  # backward has reached this node when y's gradient is there
+            y.register_hook(lambda dy: log.append(f"b{self.number}"))
+        return y
+
+
+# %%
+def keep_everything(block, x):
+    return block(x)
+
+
+ways = {
+    "everything kept": keep_everything,
+    "by hand": Recomputed.apply,
+    "use_reentrant=True": partial(checkpoint, use_reentrant=True),
+    "use_reentrant=False": again,
+}
+for name, call in ways.items():
+    log, chain = [], nn.Sequential(*(Node(number) for number in (1, 2, 3, 4)))
+    y = call(chain, torch.randn(2, 8, requires_grad=True))  # change this
+    log.append("|")
+    y.sum().backward()
+    print(f"{name:19s} {' '.join(log)}")
+
+# %% [markdown]
+# - `True`, the older variant, is the one by hand: backward runs the whole chain again with its own graph, and *reenters*
+#   autograd, a backward inside backward. One trap: it needs an *input* that requires a gradient. After a frozen
+#   embedding none does, and no weight of the block gets a gradient. Leave out `requires_grad=True`: what happens?
+# - `False`, [which PyTorch recommends](https://docs.pytorch.org/docs/stable/checkpoint.html): forward leaves a
+#   placeholder for each tensor that autograd would keep. When backward opens the first one, forward runs again and
+#   fills them in order. It *stops early*, once the last one is filled. f4 does not run again: backward needs the last
+#   layer's input, not its output.
+#
+# The second forward must *repeat* the first. But [dropout](../docs/glossary.md#dropout-mask) draws random masks, and
+# backward runs outside of [autocast](../docs/glossary.md#autocast). Are the gradients still right?
 
 
 # %%
@@ -675,31 +218,572 @@ def gradients(call, dropout, autocast):
     return [x.grad, *(weight.grad for weight in block.parameters())]
 
 
+def off_by(call, *case):
+    """The largest difference from the true gradients, relative to a gradient's norm."""
+    pairs = zip(gradients(keep_everything, *case), gradients(call, *case))
+    return max(((right - found).norm() / right.norm()).item() for right, found in pairs)
+
+
 # %%
-variants = {
-    "by hand": Recomputed.apply,
-    "use_reentrant=True": partial(checkpoint, use_reentrant=True),
-    "use_reentrant=False": again,
-    "the same, random state not restored": partial(again, preserve_rng_state=False),
-}
-# change this
-cases = {"in fp32": (0.0, False), "with dropout": (0.5, False), "with autocast": (0.0, True)}
-for words, case in cases.items():
-    right = gradients(keep_everything, *case)
-    print(words)
-    for name, call in variants.items():
-        with FlopCounterMode(display=False) as counter:
-            found = gradients(call, *case)
-        pairs = zip(right, found, strict=True)
-        off = max((one - other).norm() / one.norm() for one, other in pairs)
-        print(f"  {name:35s} {counter.get_total_flops():,} FLOPs, off by {off:.1%}")
+ways["… False, random state not restored"] = partial(again, preserve_rng_state=False)
+print(f"{'off by':36s} in fp32  with dropout  with autocast")
+for name, call in ways.items():
+    plain, dropout = off_by(call, 0.0, False), off_by(call, 0.5, False)  # change this
+    print(f"{name:36s} {plain:7.1%} {dropout:13.1%} {off_by(call, 0.0, True):14.1%}")
 
 # %% [markdown]
-# The last column is the difference's norm, relative to the gradient's. Without its random state, dropout gives wrong
-# gradients, and nothing crashes: training goes on with gradients of a network that never ran.
-# `preserve_rng_state=False` is safe only in blocks without randomness. By hand, the block runs again outside of
-# autocast, in fp32: gradients are off a little, and recomputed tensors take twice the bytes. (Exercise 4 restores
-# everything.) The FLOPs show the early stop: only `use_reentrant=False` leaves out the last linear layer.
+# Without its random state, dropout gives wrong gradients, and nothing crashes: training goes on with gradients of a
+# network that never ran. `preserve_rng_state=False` is safe only in blocks without randomness. By hand, the block runs
+# again outside of autocast, in fp32: gradients are off a little, and recomputed tensors take twice the bytes. (Exercise
+# 4 restores everything.)
+
+# %% [markdown]
+# ## A block is not a node
+# When does the square root not hold? In a transformer the nodes are blocks. A checkpoint is a block's input: b
+# sequences of s tokens with h numbers each, 2·s·b·h bytes in 16 bits. But a block that runs again leaves much more than
+# one value. Here are the block and the GPT of the course's script. Two things are new: *k* consecutive blocks are
+# joined into one stretch, and *you* say how a stretch is called.
+
+
+# %%
+def flash(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+class Block(nn.Module):
+    def __init__(self, h, a, attention=flash):
+        super().__init__()
+        self.norm1, self.norm2, self.a = nn.LayerNorm(h), nn.LayerNorm(h), a
+        self.qkv, self.out, self.attention = nn.Linear(h, 3 * h), nn.Linear(h, h), attention
+        self.mlp = nn.Sequential(nn.Linear(h, 4 * h), nn.GELU(), nn.Linear(4 * h, h))
+
+    def forward(self, x):
+        b, s, h = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(b, s, 3 * self.a, -1).transpose(1, 2).chunk(3, 1)
+        y = self.attention(q, k, v)
+        x = x + self.out(y.transpose(1, 2).reshape(b, s, h))
+        return x + self.mlp(self.norm2(x))
+
+
+# %%
+V = 50257
+
+
+class GPT(nn.Module):
+    def __init__(self, h, L, a, k=1, attention=flash):
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(V, h), nn.Embedding(1024, h)
+        blocks = [Block(h, a, attention) for _ in range(L)]
+        self.stretches = nn.ModuleList(nn.Sequential(*blocks[i : i + k]) for i in range(0, L, k))
+        self.norm = nn.LayerNorm(h)
+
+    def forward(self, ids, call):
+        x = self.tokens(ids) + self.positions.weight[: ids.shape[1]]
+        for stretch in self.stretches:
+            x = call(stretch, x)
+        return self.norm(x)
+
+    def loss(self, x, targets):  # the head shares the embedding's weights
+        return F.cross_entropy(F.linear(x, self.tokens.weight).flatten(0, 1), targets.flatten())
+
+
+# %% [markdown]
+# Run one of GPT-2 XL's blocks: how much more does PyTorch allocate? (Output and kept input are equally large, so the
+# counter grows by what the block keeps.) Inside `on_gpu()`, "cuda" is your GPU or a [simulated
+# one](../docs/glossary.md#simulated-gpu).
+
+# %%
+from course_utils import on_gpu
+
+b, s, h, L = 32, 1024, 1600, 48  # change this
+with on_gpu(needs="4 GB"):
+    block = Block(h, 25).to("cuda", torch.bfloat16)
+    x = torch.randn(b, s, h, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    block(x)  # the first product allocates cuBLAS's workspace, which persists
+    before = torch.cuda.memory_allocated()
+    y = block(x)
+    input_size, kept = x.nbytes, torch.cuda.memory_allocated() - before
+    del block, x, y
+c = kept / input_size
+print(f"one checkpoint {input_size / 1e6:.1f} MB, a block keeps {kept / 1e6:.1f} MB: c = {c:.2f}")
+
+# %% [markdown]
+# A block keeps as much as c checkpoints. (Change 1024 to 128: does c depend on s with a flash kernel?) Counted in
+# checkpoints, L blocks now need
+#
+# $$\frac{L}{k} + c \cdot k$$
+#
+# **Your guess.** With how many of GPT-2 XL's 48 blocks per checkpoint is the peak of forward and backward lowest? The
+# loss takes all 32 sequences at once.
+
+# %%
+predict("06.blocks", unit="blocks")
+
+
+# %%
+def forward_backward(model, text, call, chunks=1, autocast=False):
+    """Bytes that forward and loss keep for backward, and the most that all allocate."""
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+        x, targets = model(text[:, :-1], call), text[:, 1:]
+        if chunks == 1:
+            loss = model.loss(x, targets)
+        else:  # lesson 05: an eighth of the logits at a time
+            parts = zip(x.chunk(chunks, 1), targets.chunk(chunks, 1))
+            loss = sum(again(model.loss, *part) for part in parts) / chunks
+    kept = torch.cuda.memory_allocated() - before
+    loss.backward()
+    return kept, torch.cuda.max_memory_allocated()
+
+
+# %%
+ks = [1, 2, 4, 8]  # change this
+kept, peaks = {}, {}
+with on_gpu(needs="30 GB"):
+    text = torch.randint(V, (b, s + 1), device="cuda")
+    for k in ks:
+        model = GPT(h, L, 25, k).to("cuda", torch.bfloat16)
+        for chunks in (1, 8):
+            model.zero_grad()
+            kept[k, chunks], peaks[k, chunks] = forward_backward(model, text, again, chunks)
+    del model, text
+best = min(ks, key=lambda k: peaks[k, 1])
+reveal("06.blocks", best, unit="blocks")
+
+# %%
+fig, ax = plt.subplots(figsize=(7, 3))
+for chunks, words in {1: "loss in one piece", 8: "loss in 8 chunks"}.items():
+    ax.plot(ks, [peaks[k, chunks] / 1e9 for k in ks], marker="o", label=words)
+formula = [input_size * (L / k + c * k) / 1e9 for k in ks]
+ax.plot(ks, formula, "--", label="(L/k + c·k) checkpoints")
+ax.legend()
+ax.set(xlabel="k, blocks per checkpoint", ylabel="GB at the peak", ylim=0)
+ax.set(title=f"√48 ≈ 7 blocks per checkpoint are too many; {best} are best with a whole loss")
+show(fig, "All three curves rise to the right; the whole loss's has its minimum further right.")
+
+# %% [markdown]
+# The square root holds for nodes that keep as little as a checkpoint. A block keeps c times that, so the formula's
+# optimum moves to $\sqrt{L/c}$, below 2: nearly one checkpoint per block. With the loss in 8 chunks, the simulation
+# agrees. With the loss in one piece, the best k is larger, because forward and backward have *two* high points:
+#
+# - In backward of the loss, all checkpoints exist, and three tensors of s·b·V numbers ([lesson
+#   05](05_activations.ipynb)): fewer checkpoints help.
+# - When the first stretch runs again, the loss's tensors are gone: shorter stretches help.
+#
+# The best k balances both. (The weights, 3 GB, lie below the two upper curves. An optimizer's states would, too.)
+
+# %% [markdown]
+# ## "About 8 GB" and "50 %": are they right?
+# Three claims about GPT-2 XL with 32 sequences. [ZeRO](../docs/glossary.md#zero): about 60 GB of activations, "about 8
+# GB" with checkpointing, [*the square root of the total*](https://arxiv.org/abs/1910.02054) (section 3.2). A
+# newsletter: 8–9 GB. Slides: checkpointing "reduces activations by about 50 %".
+#
+# **Your guess.** By how many percent does full recomputation, k = 1, reduce what is kept when the blocks' forward has
+# ended, before the loss?
+
+# %%
+predict("06.percent", unit="%")
+
+# %%
+with on_gpu(needs="100 GB"):
+    model = GPT(h, L, 25).to("cuda", torch.bfloat16)
+    text = torch.randint(V, (b, s + 1), device="cuda")
+    everything, _ = forward_backward(model, text, keep_everything)
+    del model, text
+zero, one_each = 12 * 2 * h * b * s * L, 2 * s * b * h * L
+outside, log_softmax = 2 * 2 * s * b * h, 2 * s * b * V  # what norm, head and loss keep
+sizes = {
+    "ZeRO's total, 12·h·b·s·L numbers": zero,
+    "divided by √48: ZeRO's “about 8 GB”": zero / L**0.5,
+    "one checkpoint per block": one_each,
+    "… plus inputs of last norm and head": one_each + outside,
+    "… plus the loss's log-softmax": one_each + outside + log_softmax,
+    "kept after the loss": kept[1, 1],
+    "the same, nothing recomputed": everything,
+}
+for name, size in sizes.items():
+    print(f"{name:37s} {size / 1e9:5.2f} GB")
+left = (kept[1, 1] - log_softmax) / (everything - log_softmax)
+reveal("06.percent", 100 * (1 - left), unit="%")
+
+# %% [markdown]
+# 60/√48 and 8–9 GB are close to what exists after the loss: checkpoints and
+# [log-softmax](../docs/glossary.md#log-softmax). That is chance: neither is a square root of anything. Change 1024 to
+# 512 in the cell of `Block`'s bytes, and run from there: which rows halve? And 50 % is far off.
+#
+# **The gap** between the sum and what is kept is too small for these digits: a workspace of cuBLAS, and what blocks have
+# beyond their tensors. A `TrainingRun` says the same in one line:
+
+# %%
+from course_utils import TrainingRun, estimate
+
+xl = TrainingRun("gpt2-xl", micro_batch=32, precision="bf16", dropout=0.0)
+for policy in ("full", "selective", "none"):  # change this
+    activations = estimate(xl.replace(recompute=policy))["activations"]
+    print(f"recompute={policy:9s} {activations / 1e9:5.2f} GB kept after the loss, estimated")
+
+# %% [markdown]
+# Not even the *selective* policy comes near 50 %. Here it is, with all others.
+
+# %% [markdown]
+# ## Every policy
+# Now a whole training step: GPT-2, 16 sequences of 1,024 tokens, autocast to bf16, fused AdamW. Under autocast the
+# stream between blocks is in fp32, so checkpoints are twice as large.
+
+# %%
+with on_gpu():
+    block, start = Block(768, 12).to("cuda"), torch.cuda.memory_allocated()
+    x = torch.randn(16, 1024, 768, device="cuda", requires_grad=True)
+    with torch.autocast("cuda", torch.bfloat16):
+        y = block(x)
+    print(f"one checkpoint {x.nbytes / 1e9:.2f} GB", end=", ")
+    print(f"a block keeps {(torch.cuda.memory_allocated() - start - y.nbytes) / 1e9:.2f} GB")
+    del block, x, y
+
+
+# %%
+def weigh(call, k=1, chunks=1, b=16):
+    """The peak of the second step, by torch.cuda's counter."""
+    start = torch.cuda.memory_allocated()  # what earlier cells have left
+    model = GPT(768, 12, 12, k).to("cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    text = torch.randint(V, (b, 1025), device="cuda")
+    for _ in range(2):
+        forward_backward(model, text, call, chunks, autocast=True)
+        optimizer.step()
+        optimizer.zero_grad()
+    return torch.cuda.max_memory_allocated() - start
+
+
+with on_gpu(needs="20 GB"):
+    print(f"nothing recomputed: the peak is {weigh(keep_everything) / 1e9:.2f} GB")
+
+# %% [markdown]
+# **Your guess.** There are 12 blocks. How high is the peak if each keeps only its input?
+
+# %%
+predict("06.full", unit="GB")
+
+# %% [markdown]
+# The *selective* policy keeps the results of matrix products and attention, and runs the cheap rest again. `context_fn`
+# says which results to keep. PyTorch chooses one of several attention kernels: with a mask, in fp32 or on another GPU
+# it may not be flash. So list them all. One that is not in the list runs again, without a word.
+
+# %%
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
+
+aten = torch.ops.aten
+KEPT = [
+    aten.mm.default,
+    aten.addmm.default,
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_cudnn_attention.default,
+]
+selective = partial(again, context_fn=partial(create_selective_checkpoint_contexts, KEPT))
+
+# %% [markdown]
+# Or keep tensors in the *host's* memory: [offloading](../docs/glossary.md#offloading). `save_on_cpu` copies there what
+# autograd saves, and back in backward. Around a checkpoint, that is the block's input alone. Around `block(x)`, it would
+# be all that the block keeps (and the weights, which hooks of your own can skip: see `Offloading` in
+# [recompute.py](../course_utils/networks/recompute.py)).
+
+
+# %%
+def offload(block, x):
+    with torch.autograd.graph.save_on_cpu(pin_memory=True):
+        return again(block, x)
+
+
+# %%
+from course_utils.lessons.recomputation.recorded import FRONT, PROVENANCE
+
+policies = {"none": (keep_everything, 1), "full": (again, 1), "every-3": (again, 3)}
+policies |= {"selective": (selective, 1), "offload": (offload, 1)}
+# change this: policies["every-2"] = again, 2
+with on_gpu(needs="20 GB"):
+    weighed = {name: weigh(*policy) for name, policy in policies.items()}
+print(f"the peak in GB; counted: {PROVENANCE}")
+for name, peak in weighed.items():
+    counted = FRONT["eager"][name].peak
+    gap = 100 * (peak / counted - 1)
+    print(f"{name:11s} {peak / 1e9:5.2f} weighed here, {counted / 1e9:5.2f} counted, {gap:+.2f} %")
+reveal("06.full", weighed["full"])
+
+# %% [markdown]
+# A real GPU has taken these very steps, and its counter nearly agrees. (**The gap**: cuBLAS's workspaces are larger on an
+# H200, and the allocator's blocks lie differently.) Then add "every-2": predict its peak.
+#
+# Full recomputation frees 5 GB, and the other policies for blocks hardly more. At this peak, in backward of the loss,
+# states and the loss's tensors exist, and none of them touches those. So combine it with the loss in chunks. To see
+# *when* memory is used, note `memory_allocated()` whenever a module's forward ends, and whenever backward reaches its
+# output:
+
+
+# %%
+def note(module, inputs, y):
+    curve.append(torch.cuda.memory_allocated() / 1e9)
+    if y.requires_grad:
+        y.register_hook(lambda dy: curve.append(torch.cuda.memory_allocated() / 1e9))
+
+
+# %%
+fig, axes = plt.subplots(1, 4, figsize=(10, 2.8), sharey=True)
+in_chunks, counted = {}, FRONT["loss in 8 chunks"]
+with on_gpu(needs="20 GB"):
+    hook = nn.modules.module.register_module_forward_hook(note)
+    for ax, name in zip(axes, ("none", "selective", "full", "every-3")):  # change this
+        curve = []
+        in_chunks[name] = weigh(*policies[name], chunks=8)
+        second = curve[len(curve) // 2 :]  # of two steps
+        ax.fill_between(range(len(second)), second)
+        ax.set(title=f"{name}, peak {in_chunks[name] / 1e9:.2f} GB", ylim=0)
+        ax.set_xlabel(f"counted {counted[name].peak / 1e9:.2f} GB")
+    hook.remove()
+axes[0].set_ylabel("GB allocated")
+show(fig, "none: one mountain. full: 12 small teeth in backward. every-3: four larger teeth.")
+
+# %% [markdown]
+# Each curve is a step, module by module. (The peak may lie between two notes, as in the loss.) Count the teeth: one for
+# each stretch that runs again. Now *full* needs less than half of *none*. It even needs less than *every-3*, which has
+# the highest teeth.
+#
+# There is another [selective recomputation](../docs/glossary.md#selective-recomputation), the one of [Korthikanti et
+# al. 2022](https://arxiv.org/abs/2205.05198), section 5. It recomputes only attention's core, from q·kᵀ to weights·v.
+# A [flash](../docs/glossary.md#flashattention) kernel does that anyway.
+
+# %% [markdown]
+# ## What does it cost in arithmetic?
+# Nearly all arithmetic is matrix products. Backward takes twice as much as forward: for y = x·Wᵀ it computes dL/dx
+# *and* dL/dW. So a step is three units, and one more forward would be a third. But the head is outside of the blocks,
+# and `checkpoint` stops early.
+#
+# **Your guess.** By how many percent does full recomputation raise the arithmetic of this GPT-2's step?
+
+# %%
+predict("06.third", unit="%")
+
+# %% [markdown]
+# **Estimate**: equation 7 of Korthikanti et al. gives a step's [FLOPs](../docs/glossary.md#flops).
+#
+# $$72 b L s h^2 \left(1 + \frac{s}{6h} + \frac{V}{12 h L}\right)$$
+#
+# **Measure**: PyTorch counts the FLOPs of its matrix products. The eager attention is lesson 05's.
+
+# %%
+from torch.utils.flop_counter import FlopCounterMode
+
+
+def eager(q, k, v):
+    s = q.shape[-2]
+    mask = torch.full((s, s), float("-inf"), dtype=q.dtype, device=q.device).triu(1)
+    return ((q / q.shape[-1] ** 0.5) @ k.mT + mask).softmax(-1) @ v
+
+
+def flops(call, attention=flash):
+    """FLOPs of matrix products in one step of GPT-2 with one sequence."""
+    model = GPT(768, 12, 12, 1, attention).to("cuda", torch.bfloat16)
+    with FlopCounterMode(display=False) as counter:
+        forward_backward(model, torch.randint(V, (1, 1025), device="cuda"), call)
+    return counter.get_total_flops()
+
+
+# %%
+s, h, L = 1024, 768, 12
+published = 72 * L * s * h * h + 12 * L * s * s * h + 6 * s * h * V
+core = 4 * L * s * s * h  # the attention core's forward, two products
+with on_gpu(needs="20 GB"):
+    plain = flops(keep_everything, eager)
+    whole, full = flops(keep_everything), flops(again)
+    print(f"eager attention: counted − eq. 7 = {plain - published:+,}")
+    print(f"flash attention: counted − eq. 7 = {whole - published:+,}; half a core {core // 2:,}")
+    print(f"full recomputation: {full - whole:+,} FLOPs; selective: {flops(selective) - whole:+,}")
+forward = 24 * L * s * h * h + core
+print(f"one more forward: {forward:,}; without its last product {forward - 8 * L * s * h * h:,}")
+reveal("06.third", 100 * (full / whole - 1), unit="%")
+
+# %% [markdown]
+# **The gap.** Flash attention's backward computes q·kᵀ again: one of the core's two products. And full recomputation
+# leaves out the MLP's second product, 8·s·h² per block. Its output is only added to the stream, and backward never
+# needs it. (With dropout behind it, as in the published GPT-2, it runs again.) So "one third" is a limit: the cost
+# depends on the head, and on how a block ends. Put 3 for k, the 1 in `flops`: why does it repeat more?
+
+# %% [markdown]
+# ## 70 % less memory for 2.7 % more FLOPs?
+# Korthikanti et al. (section 5) report this for GPT-3's activations (175 B parameters, s = 2,048) if the attention core
+# is recomputed. For MT-NLG they report 65 % and 1.6 %. A lecture makes it "up to 70 %".
+#
+# **Your guess.** Run the core's two products, q·kᵀ and weights·v, once more. By how many percent do the FLOPs of
+# GPT-3's step rise?
+
+# %%
+predict("06.core", unit="%")
+
+
+# %%
+def core_again(L, h, a, s, V=51_200):
+    """What the core is of the activations, and what eq. 8 and two products add to a step."""
+    step = 72 * L * s * h * h * (1 + s / (6 * h) + V / (12 * h * L))  # eq. 7, one sequence
+    saves = 5 * a * s / h / (34 + 5 * a * s / h)
+    return saves, 12 * L * s * s * h / step, 4 * L * s * s * h / step
+
+
+sizes = {"GPT-3": (96, 12_288, 96, 2048), "MT-NLG 530B": (105, 20_480, 128, 2048)}
+sizes["Llama-3 8B"] = 32, 4096, 32, 4096  # the lecture's example, with its 97 and 17 GB
+with on_gpu(needs="20 GB"):
+    more = flops(keep_everything, partial(again, eager)) - plain
+for name, letters in sizes.items():  # change this
+    saves, paper, products = core_again(*letters)
+    print(f"{name:11s} saves {saves:.0%}; eq. 8 adds {paper:.1%}, two products {products:.2%}")
+reveal("06.core", 100 * core_again(*sizes["GPT-3"])[2], unit="%")
+print(f"GPT-2, counted: {more:+,} FLOPs, {more / core:.1f} of the core's two products")
+
+# %% [markdown]
+# Memory holds for GPT-3: 70 %. It is not an upper limit: the lecture's own example saves more. The 2.7 % follow from
+# equation 8, where $\frac{s}{6h}$ becomes $\frac{s}{3h}$. That adds the core's *whole* share of a step, all three
+# units. But recomputation runs only forward, so it costs less than its authors say, for every model. And PyTorch stops
+# early: it repeats only q·kᵀ.
+
+# %% [markdown]
+# ## Memory against time
+# Arithmetic is not time. For time, one needs a real GPU that does nothing else. Here are the steps of *Every policy*,
+# [recorded](../docs/evidence.md#memory-against-time): executed operator by operator ("eager"), and compiled by
+# `torch.compile`, which is lesson 07's subject. With a *budget*, `torch._functorch.config.activation_memory_budget`, the
+# compiler itself chooses what to recompute.
+#
+# A step is on the *front* (dashed) if no other needs both less memory and less time. Predict: which of the eager steps
+# are on it?
+
+# %%
+every = {(how, name): step for how in FRONT for name, step in FRONT[how].items()}
+
+
+def beaten(one):
+    """Does another step need no more memory and no more time?"""
+    others = [other for other in every.values() if other != one]
+    return any(other.peak <= one.peak and other.ms <= one.ms for other in others)
+
+
+# %% tags=["hide-input"]
+front = sorted(one for one in every.values() if not beaten(one))
+fig, ax = plt.subplots(figsize=(8, 4))
+ax.plot([one.peak / 1e9 for one in front], [one.ms for one in front], "--", color="gray")
+for how, marker in zip(FRONT, ("o", "s", "^", "x")):
+    xs = [one.peak / 1e9 for one in FRONT[how].values()]
+    ax.scatter(xs, [one.ms for one in FRONT[how].values()], marker=marker, label=how)
+    for name in {"none", "full", "selective", "offload"} & set(FRONT[how]):
+        peak, ms = FRONT[how][name]
+        ax.annotate(name, (peak / 1e9 + 0.2, ms - 9 if how == "compiled" else ms + 2))
+ax.legend(loc="lower right")
+ax.set(xlabel="GB at the peak", ylabel="ms per step", xlim=(0, 18), ylim=(0, 140))
+ax.set(title="Compiled steps need half the time of eager ones, whatever is recomputed")
+show(fig, f"Compiled steps and one eager one are on the front; {PROVENANCE}.")
+
+# %%
+places = {step: place for place, step in every.items()}
+print(f"On the front, {PROVENANCE}:")
+for one in front:
+    print(f"{one.peak / 1e9:6.2f} GB {one.ms:6.1f} ms  {', '.join(places[one])}")
+for how in ("eager", "loss in 8 chunks", "compiled"):
+    none, full, some = (FRONT[how][name].ms for name in ("none", "full", "selective"))
+    print(f"{how}, time over none: full {full / none - 1:+.0%}, selective {some / none - 1:+.0%}")
+
+# %% [markdown]
+# Texts say that checkpointing costs 25–30 % (a newsletter), 33 % (ZeRO), 30–40 % (a lecture), 39 % for a layer split
+# over 8 GPUs (Korthikanti et al., table 4). Arithmetic explains at most a third, and this GPT-2 pays less. Time can be
+# more where backward takes less than twice as long as forward: their layer takes 7.7 ms forward and 11.9 backward,
+# because backward overlaps its communication.
+#
+# **Selective** repeats no product. Compiled, it is nearly free. Eager, it takes *longer* than full: its policy is
+# Python, called for each operator, and the GPU probably waits for it. The compiler's **budget** is never on the front
+# here: *full* or *selective* under the compiler need less memory in less time, and budget 0 needs more memory than 0.1.
+# One recording of one model: measure yours.
+#
+# ### Offloading: does the copy hide?
+# Offloading costs no arithmetic, but time on the link to the host. Copies leave during forward and return during
+# backward. So one way must fit into forward, a third of the step's arithmetic. How many forwards long is it? An
+# *estimate* for GPT-2 XL and 32 sequences, with peak rates of data sheets ([gpus.toml](../course_utils/gpus.toml)):
+
+# %%
+cards = {"A100, PCIe 4": (312e12, 31.5e9), "H100, PCIe 5": (989e12, 63e9)}
+cards["Grace Hopper, NVLink"] = 989e12, 450e9  # change this
+b, s, h, L = 32, 1024, 1600, 48
+work = 24 * b * L * s * h * h + 4 * b * L * s * s * h + 2 * b * s * h * V
+for card, (rate, link) in cards.items():
+    both = [size / link / (work / rate) for size in (everything - log_softmax, one_each)]
+    print(f"{card:20s} all activations {both[0]:4.1f} forwards, checkpoints {both[1]:.1f}")
+moved = 2 * 12 * 4 * 16 * 1024 * 768  # GPT-2: inputs of 12 blocks in fp32, there and back
+longer = FRONT["eager"]["offload"].ms - FRONT["eager"]["full"].ms
+print(f"recorded, GPT-2: {moved / 1e9:.2f} GB in {longer:.1f} ms, {moved / longer / 1e6:.0f} GB/s")
+times = FRONT["eager"]["offload-all"].ms / FRONT["eager"]["none"].ms
+print(f"recorded, all activations offloaded: {times:.1f} times as long as with none")
+
+# %% [markdown]
+# Real trainings reach about half of the peak (Korthikanti et al.: 54.2 %), so a forward lasts twice as long. Even then,
+# over PCIe the copies of *all* activations cannot hide. Over
+# [NVLink-C2C](https://developer.nvidia.com/blog/nvidia-grace-hopper-superchip-architecture-in-depth/) they can. The
+# checkpoints, 5 GB, hide over PCIe even at the peak.
+#
+# All of it holds only for copies on a *stream of their own*. `save_on_cpu` copies on the stream that computes, so times
+# add up. The *recording* shows it: *offload* takes as long as PCIe 5 needs for its bytes, on top of *full*. Nothing
+# hides. With streams, [DeepSpeed](https://deepspeed.readthedocs.io/en/latest/activation-checkpointing.html) has *CPU
+# checkpointing*, and TRL [a context for any model](https://huggingface.co/docs/trl/main/en/model_utils).
+
+# %% [markdown]
+# ## When it fails
+# **Your turn.** Stochastic depth leaves out a layer in half of the steps. In some steps, backward of this module raises
+# a `CheckpointError`: the second run saved other tensors than the first. Change one line, and keep the randomness.
+
+
+# %%
+class Sometimes(nn.Module):
+    def forward(self, x):
+        skip = random.random() < 0.5  # write this line again, in another way
+        return x if skip else x.sin() * x
+
+
+random.seed(0)
+torch.manual_seed(0)
+skipped, problem = 0, ""
+try:
+    for _ in range(40):
+        x = torch.randn(8, requires_grad=True)
+        y = again(Sometimes(), x)
+        y.sum().backward()
+        skipped += torch.equal(x, y)
+except CheckpointError:
+    problem = "backward raised a CheckpointError"
+if not problem and not 10 <= skipped <= 30:
+    problem = f"the layer is left out in {skipped} of 40 steps"
+print(f"Not yet: {problem}." if problem else "Right.")
+
+# %% [markdown]
+# <details><summary>The line</summary>
+#
+# `skip = torch.rand(()) < 0.5`. `checkpoint` restores torch's random state, not Python's or NumPy's.
+#
+# </details>
+#
+# You get this error if the second run saves tensors of another number, shape or format. Usual causes: a counter or cache
+# that the first run changed, a closure over a loop's variable (exercise 2), a switch to `eval()` between forward and
+# backward. If only *values* differ, nobody notices. `torch.utils.checkpoint.set_checkpoint_debug_enabled(True)` lists
+# the operators of both runs.
+#
+# And sometimes checkpointing changes nothing, or little:
+
+# %%
+with on_gpu(needs="20 GB"):
+    in_one = weigh(again, k=12, chunks=8)
+    alone = [weigh(call, chunks=8, b=1) for call in (keep_everything, again)]  # change this
+print(f"one for all blocks: {in_chunks['none'] / 1e9:.2f} GB without, {in_one / 1e9:.2f} with")
+print(f"one sequence: {alone[0] / 1e9:.2f} GB without, {alone[1] / 1e9:.2f} with")
+
+# %% [markdown]
+# One checkpoint around all blocks runs them again in one piece, and all their activations are back at the same time.
+# With one sequence, the peak is weights, states and gradients, and hardly an activation. A third reason:
+# [transformers](https://github.com/huggingface/transformers/blob/main/src/transformers/modeling_layers.py) recomputes a
+# layer only in training mode, after `model.train()`.
 #
 # Is checkpointing "on by default in most libraries", as a lecture says? No. PyTorch recomputes only what you pass to
 # `checkpoint`, as does [DeepSpeed](https://deepspeed.readthedocs.io/en/latest/activation-checkpointing.html).
@@ -711,80 +795,19 @@ for words, case in cases.items():
 # starts with a selective policy: `mode = "selective"` (sources of 2025 and 2026).
 
 # %% [markdown]
-# ## And the time?
-# Arithmetic is not time. Processor time on one core, in fp32, the fastest of three passes (it varies a little):
-
-# %% tags=["nbval-ignore-output"]
-from time import process_time
-
-L, h, s = 2, 256, 128  # change this
-models = {False: GPT(L, h, 4, 1000, eager), True: GPT(L, h, 4, 1000, core_again)}
-tokens = torch.randint(1000, (4, s))
-passes = {
-    "none": (False, keep_everything),
-    "selective": (False, selective),
-    "selective-attention": (True, keep_everything),
-    "full": (False, again),
-}
-threads = torch.get_num_threads()
-torch.set_num_threads(1)
-for name, (core, call) in passes.items():
-    times = []
-    for _ in range(4):
-        begin = process_time()
-        loss_of(models[core], tokens, call).backward()
-        times.append(process_time() - begin)
-    print(f"{name:20s} {1e3 * min(times[1:]):6.1f} ms")
-torch.set_num_threads(threads)
-
-# %% [markdown]
-# Published for GPUs: a newsletter has 25–30 %, ZeRO 33 %, a lecture 30–40 %, Korthikanti et al. 39 % for a layer split
-# over 8 GPUs (table 4). Arithmetic explains at most one third. (25 % is one unit of the *new* four.) Time can be more
-# where backward takes less than twice as long as forward. Their layer takes 7.7 ms forward and 11.9 backward, because
-# backward overlaps its communication. The Python of `checkpoint` comes on top. Change h to 64: does a small model pay
-# more or less? A real GPU says:
+# ## The script's next line
+# Your script computes its loss in chunks since [lesson 05](05_activations.ipynb). Now checkpoint each block: one line.
+# **Predict** the peak. Then make the change in `my_train.py`, save, and run the cell again.
 
 # %%
-from course_utils.lessons.shared.recorded_times import recorded_times
+from course_utils.lessons.shared.growing_script import script
 
-times = recorded_times("recomputation")
-times
-
-# %% [markdown]
-# How much memory does that time buy? Recorded on that GPU, the front in time:
-
-# %%
-medium = TrainingRun("gpt2-medium", micro_batch=8, seq_len=1024)
-none = times.milliseconds["none"]
-peaks = {}
-for name in times.milliseconds:
-    real = measure(medium.replace(recompute=name), source="recorded", device="NVIDIA H200")
-    peaks[name] = real.counters["allocated"]
-for name, peak in peaks.items():
-    saved, longer = peaks["none"] - peak, times.milliseconds[name] - none
-    print(
-        f"{name:9s} {peak / 1e9:5.2f} GB allocated, {saved / 1e9:4.2f} GB less, "
-        f"{longer:5.1f} ms more"
-    )
-moved, took = 2 * (peaks["none"] - peaks["offload"]), times.milliseconds["offload"] - none
-print(f"offload: {moved / 1e9:.1f} GB to the host and back, {moved / took / 1e6:.0f} GB/s")
-
-# %%
-from course_utils.lessons.recomputation.figures import pareto_front
-
-points = {name: (100 * (ms / none - 1), peaks[name]) for name, ms in times.milliseconds.items()}
-title = f"GPT-2 medium, recorded: the front in time is {', '.join(pareto_front(points))}"
-pareto(
-    points, title, cost="time added, in percent of the step's", provenance="recorded on NVIDIA H200"
-)
+script(6)
 
 # %% [markdown]
-# **Full** repeats less than a third of the arithmetic: the head, the loss and the update do not run again. Yet it
-# costs more than a third here. **Selective** computes less than full and takes longer, although nothing else used the
-# host's CPU. Its policy is Python, called for each operator, and the GPU probably waits for it. Under `torch.compile`
-# no policy runs during the step. There *selective* is nearly free, and *full* costs more ([both
-# recorded](../docs/evidence.md#memory-against-time)). **Offload** moves what it saves over the PCIe bus twice.
-# Compare its speed with the most that generation 5 can carry, 64 GB/s.
+# The peak halves. What is left: weights and states at 12 bytes per parameter, an eighth of the loss's tensors, the
+# checkpoints, and autocast's 16-bit copies of the weights. The order of these two lessons' lines does not matter for
+# the result. But alone, neither halves the peak of lesson 03's script.
 
 # %% [markdown]
 # ## In your own script
@@ -826,8 +849,9 @@ quiz(6)
 #
 # **Breaks when** the peak is elsewhere, in the loss or the optimizer; or when random state or autocast is not restored.
 #
-# **Cheat-sheet line** every k blocks: (L/k + c·k) · 2·s·b·h bytes, c ≈ 17 + 5·a·s/2h eager, 17 flash · cost: at most ⅓
-# of a step's FLOPs · selective in eager attention saves 5·a·s²·b per block, for at most 4·b·s²·h FLOPs.
+# **Cheat-sheet line** every k blocks: (L/k + c·k) · 2·s·b·h bytes, c ≈ 16 with flash attention, 17 with dropout, eager
+# 17 + 5·a·s/2h · cost: at most ⅓ of a step's FLOPs · *selective*
+# in eager attention saves 5·a·s²·b per block, for at most 4·b·s²·h FLOPs.
 #
 # This lesson corrects claims 4, 5, 6, 7, 8 and 27 of [what the sources got wrong](../docs/errata.md).
 #

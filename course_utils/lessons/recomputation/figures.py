@@ -1,16 +1,14 @@
-"""Figures of lesson 06: a schedule at one of its ticks, and policies by their memory and their cost."""
+"""Figure of lesson 06: a schedule at one of its ticks."""
 
-from collections.abc import Mapping
 from math import ceil
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from ...figures import CourseFigure, lines
-from ...figures.style import MARGIN, QUIET, RULE, WIDTH, Drawn, bare, legend, look, sheet, value_axis
+from ...figures import CourseFigure
+from ...figures.style import MARGIN, QUIET, RULE, WIDTH, bare, legend, look, sheet, value_axis
 from ...palette import COLOURS, stop
-from ...units import GB
 from .schedules import Schedule, several
 
 KEPT, CHECKPOINT, DONE = (COLOURS[kind] for kind in ("activations", "parameters", "gradients"))
@@ -80,28 +78,3 @@ def _curve(ax: Axes, schedule: Schedule, at: int) -> None:
     ax.set(xlim=(0.5, len(schedule.ticks) + 0.5), ylim=(0, schedule.memory))
     bare(ax, "bottom")
     ax.set_title("values kept at each tick", fontsize=11.5, fontweight="normal", color=QUIET)
-
-
-ARITHMETIC = "repeated arithmetic, in percent of the step's"
-
-
-def pareto(
-    points: Mapping[str, tuple[float, int]], title: str, cost: str = ARITHMETIC, provenance: str = ""
-) -> Drawn:
-    """Up to five policies as circles: percent of `cost` added, bytes at the peak. A line joins the front."""
-    front = pareto_front(points)
-    circles = {
-        f"{name}: {peak / GB:.1f} GB": ([round(x, 1)], [peak / GB]) for name, (x, peak) in points.items()
-    }
-    xs, peaks = zip(*sorted(points[name] for name in front), strict=True)
-    drawn = {"front": (xs, [peak / GB for peak in peaks]), **circles}
-    alt = f"{stop(title)} Circles show each policy's cost and peak. On the front: {', '.join(front)}."
-    options = {"markers": False, "circles": circles, "provenance": provenance, "alt": alt}
-    return lines(drawn, title, cost, "peak in GB", **options)
-
-
-def pareto_front(points: Mapping[str, tuple[float, int]]) -> list[str]:
-    """The names of those that no other equals or beats in both without being the same, in the order given."""
-    pairs = points.values()
-    beaten = {(x, y) for x, y in pairs for a, b in pairs if a <= x and b <= y and (a, b) != (x, y)}
-    return [name for name, pair in points.items() if pair not in beaten]

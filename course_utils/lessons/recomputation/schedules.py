@@ -8,8 +8,6 @@ that passes from node to node and the gradient on its way back exist in every sc
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ...interactive.feedback import divisors
-
 
 class Tick(NamedTuple):
     """One node at work: `kind` is "f" or "b", `node` counts from 1, `again` says that f has run before.
@@ -82,25 +80,6 @@ def _stretch(checkpoints: tuple[int, ...], first: int, last: int, again: bool) -
     there = [(node, tuple(range(first, node + 1))) for node in range(first, last + 1)]
     forward = [Tick("f", node, again, checkpoints, kept) for node, kept in there]
     return forward + [Tick("b", node, False, checkpoints, kept) for node, kept in reversed(there)]
-
-
-def memory_every(nodes: int, k: int, inside: float = 1) -> float:
-    """Memory, in checkpoints, when every k-th input of `nodes` is kept: n/k + c·k where k divides n.
-
-    c = `inside` is what one node keeps for its backward, counted in checkpoints: 1 in the plain chain (Chen
-    et al. 2016, section 4). Where k does not divide n, the last stretch is short, and the fuller of the two
-    moments counts.
-    """
-    whole, rest = divmod(nodes, k)
-    full = whole + inside * k if whole else 0  # in the last of the full stretches
-    if rest == 0:
-        return full
-    return max(full, whole + 1 + inside * rest)
-
-
-def best_interval(nodes: int, inside: float = 1) -> int:
-    """The k with the least memory among those that divide `nodes`, the smallest of equals: near √(n/c)."""
-    return min(divisors(nodes), key=lambda k: memory_every(nodes, k, inside))
 
 
 def several(count: int, noun: str) -> str:
