@@ -45,6 +45,12 @@ def test_a_fused_chain_keeps_nothing_but_its_input():
         assert kept(torch.compile(chain), x) == BLOCK
 
 
+def test_what_was_compiled_before_the_block_compiles_in_it():
+    before = torch.compile(chain)
+    with on_new_gpu():
+        assert kept(before, torch.empty(SIZE, device="cuda", requires_grad=True)) == BLOCK
+
+
 def test_other_ways_to_ask_for_it_compile_as_well():
     with on_new_gpu():
         x = torch.empty(SIZE, device="cuda", requires_grad=True)

@@ -9,6 +9,7 @@ threads while code compiles or runs compiled: to enter needs `ONE_AT_A_TIME`.
 """
 
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -149,9 +150,15 @@ def compiling(card: Gpu, notes: dict[str, None], lasting: bool = False) -> Itera
     with ExitStack() as stack:
         compiler = Compiler(card, notes, lasting, stack)
         stack.enter_context(mock.patch.object(torch, "compile", compiler.compile))
-        if lasting and _tried:
+        if (lasting and _tried) or _compiled_before():
             compiler.ready()
         yield
+
+
+def _compiled_before() -> bool:
+    """True if torch.compile was called before the block: what it gave may be called inside."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    return dynamo is not None and bool(dynamo.cached_backends)
 
 
 _tried = dict[Gpu, str]()

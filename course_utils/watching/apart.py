@@ -113,7 +113,7 @@ def _ended(name: str, code: int) -> str:
 
 def main(folder: str) -> None:
     """Do the task in a folder, and end this process: handlers that the script left do not run."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started this ends it, then
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one ends it, then
     task = json.loads(Path(folder, TASK).read_text(encoding="utf-8"))
     if task["fenced"]:
         fence.end_with_parent()
