@@ -125,8 +125,7 @@ reveal("07.mlp", kept_by(compiled(mlp), x, up, down), unit="bytes")
 # block made of them gains next to nothing.
 
 # %% [markdown]
-# **Your turn.** Four functions are compiled. How many bytes does each keep per number in x? (A statistic of one number
-# per token counts 0 here, a mask is stored as bool.)
+# **Your turn.** Three more functions are compiled next to `gelu`.
 
 
 # %%
@@ -143,6 +142,11 @@ def dropped(x):
     return F.dropout(gelu(x), 0.1)
 
 
+# %% [markdown]
+# How many bytes does each keep per number in x? (A statistic of one number per token counts 0 here, a mask is stored as
+# bool.)
+
+# %%
 y = torch.randn_like(x, requires_grad=True)
 found = {
     "gelu": kept_by(compiled(gelu), x),
@@ -473,9 +477,7 @@ import torch
 from torch import nn
 
 
-class WithLoss(nn.Module):
-    """A model and its loss in one graph: wrap yours, and compile the result."""
-
+class WithLoss(nn.Module):  # a model and its loss in one graph
     def __init__(self, model):
         super().__init__()
         self.model = model
