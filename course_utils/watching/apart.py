@@ -43,24 +43,17 @@ CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
 
 
 def watch_apart(
-    path: str,
-    arguments: Sequence[str] = (),
-    source: str = "simulated",
-    *,
-    card: str | None = None,
-    steps: int = 2,
-    ranks: int | None = None,
-    rank: int = 0,
+    path: str, arguments: Sequence[str] = (), source: str = "simulated", **choices: Any
 ) -> tuple[Measurement, Gpu]:
-    """Run `watch_script` in a new process; returns what it measured and the card. Raises as that does.
+    """Run `watch_script`, with its choices, in a new process; returns what it measured and the card.
 
-    What the script prints goes to stderr. Raises ScriptError, too, for a process that ends before it has
-    answered. Then the files of the script are deleted, and on Linux all that it started has ended.
+    What the script prints goes to stderr. Raises as that does, and ScriptError, too, for a process that ends
+    before it has answered. Then the files of the script are deleted, and on Linux all that it started has
+    ended.
     """
     fenced = fence.version() > 0
     with TemporaryDirectory(prefix="watched-", ignore_cleanup_errors=True) as name:
         folder = Path(name).resolve()
-        choices = {"card": card, "steps": steps, "ranks": ranks, "rank": rank}
         task = {"fenced": fenced, "watch": [path, list(arguments), source], "choices": choices}
         (folder / TASK).write_text(json.dumps(task), encoding="utf-8")
         code = _run(folder)
@@ -143,7 +136,7 @@ def _answer(task: dict[str, Any]) -> dict[str, Any]:
     except REFUSALS as error:
         name = next(each.__name__ for each in REFUSALS if isinstance(error, each))
         return {"error": name, "said": str(error)}
-    card = place_for(choices["card"], task["watch"][2]).card
+    card = place_for(choices.get("card"), task["watch"][2]).card
     names = ("name", "memory", "capability", "usable")
     return {
         "measurement": everything_to_json(measured),

@@ -224,7 +224,7 @@ for budget in (0.8, 0.5, 0.3, 0.0):  # change this
 # one](../docs/glossary.md#simulated-gpu): the genuine compiler writes the genuine code, whose lines allocate and free.
 # Only the kernels do nothing there.
 #
-# **Your guess.** Eager, the MLP with GELU in single operations allocates 10 tensors in forward. How many does its
+# **Your guess.** Eager, each of the ten operations of the MLP with GELU makes a tensor in forward. How many does its
 # compiled forward allocate?
 
 # %%
@@ -347,16 +347,18 @@ def weigh(prepare):
 
 
 # %% [markdown]
-# **Your guess.** The eager step takes 2.5 GB. How many GB does it take if only the loss is compiled, with the head
-# before it?
-
-# %%
-predict("07.loss", unit="GB")
+# **Your guess.** How many GB does the step take if only the loss is compiled, with the head before it?
 
 # %%
 with on_gpu():
     weigh(eager)  # so that cuBLAS has allocated its workspaces
-    weighed = {one.__name__: weigh(one) for one in (eager, each_block, the_loss, the_model)}
+    weighed = {"eager": weigh(eager)}
+print(f"eager: {weighed['eager'] / 1e9:.2f} GB")
+predict("07.loss", unit="GB")
+
+# %%
+with on_gpu():
+    weighed |= {one.__name__: weigh(one) for one in (each_block, the_loss, the_model)}
 reveal("07.loss", weighed["the_loss"])
 title = "Compiling the loss alone saves nearly everything"
 bars(weighed, title, provenance=f"max_memory_allocated(), second step · torch {torch.__version__}")
@@ -373,7 +375,7 @@ for name, size in closed.items():
     print(f"{name:45s} {size / 1e6:+9.1f} MB")
 
 # %% [markdown]
-# **The gap** is small: the allocator's blocks. So the compiler does in the loss what it does everywhere. From the
+# **The gap** is closed. So the compiler does in the loss what it does everywhere. From the
 # 16-bit logits it computes softmax again, and writes the logits' gradient over the logits themselves.
 #
 # Is this better than the chunks of lesson 05? They need no compiler, and leave an eighth of the logits. But they compute
@@ -389,15 +391,17 @@ print(f"8 blocks · 2·s·b·h: {8 * 2 * 1024 * 8 * 1024:,} bytes; counted: {sav
 # %% [markdown]
 # ## The budget, or a checkpoint?
 # `activation_memory_budget` makes the compiler run more again. A checkpoint around each block does that, too. **Your
-# guess.** A compiled GPT-2 takes 9.1 GB on the H200, with 16 sequences. How many GB does it take with a budget of 0,
-# where everything is computed again?
+# guess.** How many GB does a compiled GPT-2 with 16 sequences take on the H200 with a budget of 0, where everything is
+# computed again?
 
 # %%
+from course_utils.lessons.torch_compile.recorded import FRONT
+
+print(f"compiled, a budget of 1: {FRONT['compiled']['peak'] / 1e9:.2f} GB", WHERE)
 predict("07.budget", unit="GB")
 
 # %%
 from course_utils.lessons.torch_compile.figures import front_figure
-from course_utils.lessons.torch_compile.recorded import FRONT
 
 reveal("07.budget", FRONT["budget=0.0"]["peak"])
 budgets = [name for name in FRONT if name.startswith("budget")]
@@ -409,7 +413,7 @@ groups = {
 front_figure("A checkpoint for each block beats every budget", groups)
 
 # %%
-for name in ("compiled", "budget=0.1", "budget=0.0", "compiled, each block again"):
+for name in ("eager", "compiled", "budget=0.1", "budget=0.0", "compiled, each block again"):
     one = FRONT[name]
     kept, peak = one["kept"] / 1e9, one["peak"] / 1e9
     print(f"{name:28s} kept {kept:.2f} GB, peak {peak:.2f} GB, {one['ms']:.1f} ms")
@@ -463,8 +467,22 @@ for way in ("the model", "the model, CUDA graphs"):
 # for reserved memory ([lesson 12](12_allocator_and_fragmentation.ipynb)), and do not expect to evaluate a second model
 # in what looks free.
 #
-# So does `torch.compile` use more memory? In training it kept less in every case here, or the same. One exception is
-# attention written out without dropout: it keeps the scores *and* their softmax. Where people report
+# So does `torch.compile` use more memory? In training it kept less so far, or the same. Here is an exception: a dropout
+# whose rate is 0.
+
+
+# %%
+def attend(scores, v):
+    return F.dropout(scores.softmax(-1), 0.0) @ v  # change this
+
+
+scores, v = random(256, 256), random(256, 64)
+by_autograd, by_compiler = kept_by(attend, scores, v), kept_by(compiled(attend), scores, v)
+print(f"bytes per score: autograd {by_autograd:.2f}, the compiler {by_compiler:.2f}")
+
+# %% [markdown]
+# Autograd's dropout returns its input if the rate is 0, so one tensor serves softmax and the product. The compiler writes
+# dropout's result for the product, and keeps it *and* the scores. Remove the dropout. Where people report
 # more, [their code frees tensors by hand, which a graph does not see](https://github.com/pytorch/pytorch/issues/122512),
 # or they count a CUDA graph's pool.
 
