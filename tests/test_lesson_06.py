@@ -21,9 +21,9 @@ from course_utils.estimating.published import korthikanti_model_flops
 from course_utils.estimating.step_time import recomputed_flops
 from course_utils.figures.style import MARGIN, TITLE, WIDTH, text_width
 from course_utils.lessons.recomputation.figures import DONE, KEPT, schedule_figure, schedule_title
-from course_utils.lessons.recomputation.recorded import FRONT, PROVENANCE
 from course_utils.lessons.recomputation.schedules import Schedule, keep_all, keep_every, keep_none
 from course_utils.lessons.recomputation.widget import schedule_player
+from course_utils.lessons.shared.recorded_front import FRONT, PROVENANCE
 from course_utils.networks import build_network
 
 aten = torch.ops.aten
@@ -268,9 +268,9 @@ def test_the_player_follows_its_controls() -> None:
         schedule_player("keep some")
 
 
-def recorded_front() -> dict[str, dict[str, tuple[int, float]]]:
+def recorded_front() -> dict[str, dict[str, tuple[int, float, int]]]:
     """The recording that the lesson's table was copied from, under the lesson's names."""
-    found: dict[str, dict[str, tuple[int, float]]] = {}
+    found: dict[str, dict[str, tuple[int, float, int]]] = {}
     for line in (RECORDED / "turns.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         choice = row["choice"]
@@ -281,7 +281,7 @@ def recorded_front() -> dict[str, dict[str, tuple[int, float]]]:
             how = "loss in 8 chunks"
         if choice["budget"] != 1:
             how, name = "budget", f"{choice['budget']:g}"
-        found.setdefault(how, {})[name] = row["peak_allocated"], row["step_ms"]["median"]
+        found.setdefault(how, {})[name] = row["peak_allocated"], row["step_ms"]["median"], row["kept"]
         torch_version = row["torch"].partition("+")[0]
         assert f"recorded on {row['device']} · torch {torch_version} · {row['date']}" == PROVENANCE
     return found

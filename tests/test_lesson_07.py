@@ -12,10 +12,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from course_utils.interactive.course_files import ROOT
+from course_utils.lessons.shared.recorded_front import PROVENANCE
 from course_utils.lessons.torch_compile import checks as lesson_07
 from course_utils.lessons.torch_compile.figures import draw_cuts
 from course_utils.lessons.torch_compile.partition import partition
-from course_utils.lessons.torch_compile.recorded import FRONT, WAYS, WHERE
+from course_utils.lessons.torch_compile.recorded import WAYS
 
 # --------------------------------------------------------------------------------------------------
 # exercises
@@ -196,21 +197,4 @@ def test_what_the_lesson_shows_of_the_compiled_gpt_was_counted():
     ways = ("eager", "blocks", "default", "checkpoint", "dropout", "cudagraphs")
     for shown, way in zip(WAYS.values(), ways, strict=True):
         assert shown == {key: last[way][key] for key in shown}
-        assert last[way]["device"] in WHERE and last[way]["torch"].split("+")[0] in WHERE
-
-
-def test_the_front_was_counted_and_timed():
-    rows = {row["label"]: row for row in rows_of("turns.jsonl") if row["group"] == "front"}
-    labels = {
-        "eager": "as it is",
-        "eager, each block again": "recompute=full",
-        "compiled": "compiled=model",
-        "compiled, each block again": "recompute=full, compiled=model",
-        "compiled, products kept": "recompute=selective, compiled=model",
-        "compiled blocks": "compiled=blocks",
-    }
-    for name, shown in FRONT.items():
-        row = rows[labels.get(name, f"compiled=model, {name}")]
-        counted = {"kept": row["kept"], "peak": row["peak_allocated"], "ms": row["step_ms"]["median"]}
-        assert shown == counted
-        assert (row["device"] in WHERE, row["date"] in WHERE) == (True, True)
+        assert last[way]["device"] in PROVENANCE and last[way]["torch"].split("+")[0] in PROVENANCE

@@ -497,7 +497,7 @@ def offload(block, x):
 
 
 # %%
-from course_utils.lessons.recomputation.recorded import FRONT, PROVENANCE
+from course_utils.lessons.shared.recorded_front import FRONT, PROVENANCE
 
 policies = {"none": (keep_everything, 1), "full": (again, 1), "every-3": (again, 3)}
 policies |= {"selective": (selective, 1), "offload": (offload, 1)}
@@ -673,7 +673,7 @@ for how, marker in zip(FRONT, ("o", "s", "^", "x")):
     xs = [one.peak / 1e9 for one in FRONT[how].values()]
     ax.scatter(xs, [one.ms for one in FRONT[how].values()], marker=marker, label=how)
     for name in {"none", "full", "selective", "offload"} & set(FRONT[how]):
-        peak, ms = FRONT[how][name]
+        peak, ms, _ = FRONT[how][name]
         ax.annotate(name, (peak / 1e9 + 0.2, ms - 9 if how == "compiled" else ms + 2))
 ax.legend(loc="lower right")
 ax.set(xlabel="GB at the peak", ylabel="ms per step", xlim=(0, 18), ylim=(0, 140))

@@ -26,11 +26,12 @@
 
 # %%
 from course_utils.interactive.guesses import predict, reveal
-from course_utils.lessons.torch_compile.recorded import WAYS, WHERE
+from course_utils.lessons.shared.recorded_front import FRONT, PROVENANCE
+from course_utils.lessons.torch_compile.recorded import WAYS
 
 peak = {way: each["peak"] for way, each in WAYS.items()}
 fell = peak["eager"] - peak["the model"]
-print(f"eager {peak['eager'] / 1e9:.2f} GB, compiled {peak['the model'] / 1e9:.2f} GB", WHERE)
+print(f"eager {peak['eager'] / 1e9:.2f} GB, compiled {peak['the model'] / 1e9:.2f} GB", PROVENANCE)
 
 # %% [markdown]
 # Next, only the blocks were compiled: `for block in model.blocks: block.compile()`. The head and the loss were not.
@@ -45,7 +46,7 @@ from course_utils.figures import bars
 title = "The blocks save next to nothing: it is the loss"
 reveal("07.blocks", peak["eager"] - peak["each block"])
 three = ("eager", "each block", "the model")
-bars({way: peak[way] for way in three}, title, provenance=f"allocated at the peak · {WHERE}")
+bars({way: peak[way] for way in three}, title, provenance=f"allocated at the peak · {PROVENANCE}")
 
 # %% [markdown]
 # So the compiler forgets something in the loss that it does not find in a block. What may a compiler forget?
@@ -386,7 +387,7 @@ for name, size in closed.items():
 
 # %%
 saved = WAYS["eager"]["peak"] - WAYS["each block"]["peak"]
-print(f"8 blocks · 2·s·b·h: {8 * 2 * 1024 * 8 * 1024:,} bytes; counted: {saved:,} {WHERE}")
+print(f"8 blocks · 2·s·b·h: {8 * 2 * 1024 * 8 * 1024:,} bytes; counted: {saved:,} {PROVENANCE}")
 
 # %% [markdown]
 # ## The budget, or a checkpoint?
@@ -395,28 +396,37 @@ print(f"8 blocks · 2·s·b·h: {8 * 2 * 1024 * 8 * 1024:,} bytes; counted: {sav
 # computed again?
 
 # %%
-from course_utils.lessons.torch_compile.recorded import FRONT
-
-print(f"compiled, a budget of 1: {FRONT['compiled']['peak'] / 1e9:.2f} GB", WHERE)
+print(f"compiled, a budget of 1: {FRONT['compiled']['none'].peak / 1e9:.2f} GB", PROVENANCE)
 predict("07.budget", unit="GB")
 
 # %%
-from course_utils.lessons.torch_compile.figures import front_figure
+from course_utils.figures import lines
 
-reveal("07.budget", FRONT["budget=0.0"]["peak"])
-budgets = [name for name in FRONT if name.startswith("budget")]
-groups = {
-    "eager": ["eager", "eager, each block again"],
-    "compiled, budgets": ["compiled", *budgets],
-    "compiled, checkpoints": ["compiled, products kept", "compiled, each block again"],
+steps, budgets = FRONT["compiled"], FRONT["budget"]
+reveal("07.budget", budgets["0"].peak)
+drawn = {
+    "eager": [FRONT["eager"]["none"], FRONT["eager"]["full"]],
+    "compiled, budgets": [steps["none"], *budgets.values()],
+    "compiled, checkpoints": [steps["selective"], steps["full"]],
 }
-front_figure("A checkpoint for each block beats every budget", groups)
+points = {
+    name: ([one.peak / 1e9 for one in each], [one.ms for one in each])
+    for name, each in drawn.items()
+}
+title = "A checkpoint for each block beats every budget"
+lines(points, title, "GB at the peak", "ms of a step", provenance=f"GPT-2, b = 16, {PROVENANCE}")
 
 # %%
-for name in ("eager", "compiled", "budget=0.1", "budget=0.0", "compiled, each block again"):
-    one = FRONT[name]
-    kept, peak = one["kept"] / 1e9, one["peak"] / 1e9
-    print(f"{name:28s} kept {kept:.2f} GB, peak {peak:.2f} GB, {one['ms']:.1f} ms")
+shown = {
+    "eager": FRONT["eager"]["none"],
+    "compiled": steps["none"],
+    "a budget of 0.1": budgets["0.1"],
+    "a budget of 0": budgets["0"],
+    "compiled, each block again": steps["full"],
+}
+for name, one in shown.items():
+    kept, peak = one.kept / 1e9, one.peak / 1e9
+    print(f"{name:27s} kept {kept:.2f} GB, peak {peak:.2f} GB, {one.ms:.1f} ms")
 
 # %% [markdown]
 # With a budget of 0 forward keeps nothing: only weights and states are left. Yet the peak hardly falls, because
@@ -460,7 +470,7 @@ print(f"{found.graph_count} graphs, {found.graph_break_count} break")
 for way in ("the model", "the model, CUDA graphs"):
     one = WAYS[way]
     allocated, reserved = one["peak"] / 1e9, one["reserved"] / 1e9
-    print(f"{way:23s} allocated {allocated:.2f} GB, reserved {reserved:.2f} GB", WHERE)
+    print(f"{way:23s} allocated {allocated:.2f} GB, reserved {reserved:.2f} GB", PROVENANCE)
 
 # %% [markdown]
 # `max_memory_allocated()` no longer sees the activations: they are nobody's tensors. The card is as full as before. Ask
@@ -492,20 +502,19 @@ print(f"bytes per score: autograd {by_autograd:.2f}, the compiler {by_compiler:.
 
 # %%
 import torch
-from torch import nn
 
 
-class WithLoss(nn.Module):  # a model and its loss in one graph
+class WithLoss(torch.nn.Module):  # a model and its loss in one graph
     def __init__(self, model):
         super().__init__()
         self.model = model
 
     def forward(self, inputs, targets):
-        return nn.functional.cross_entropy(self.model(inputs).float(), targets)
+        return torch.nn.functional.cross_entropy(self.model(inputs).float(), targets)
 
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
-model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 100)).to(device)  # yours
+model = torch.nn.Linear(32, 100, device=device)  # yours
 inputs, targets = torch.randn(8, 32, device=device), torch.randint(100, (8,), device=device)
 found = torch._dynamo.explain(WithLoss(model))(inputs, targets)
 print(f"{found.graph_break_count} graph breaks")  # 0, or TORCH_LOGS="graph_breaks" says why

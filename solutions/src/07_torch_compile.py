@@ -163,11 +163,11 @@ def choose(front, room):
 check.choose(choose)
 
 # %%
-from course_utils.lessons.torch_compile.recorded import FRONT, WHERE
+from course_utils.lessons.shared.recorded_front import FRONT, PROVENANCE
 
-recorded = {name: (one["peak"], one["ms"]) for name, one in FRONT.items()}
-for room in (4, 5, 6, 8, 10):  # change this
-    print(f"{room} GB: {choose(recorded, room * 10**9)} ({WHERE})")
+recorded = {f"{how}, {name}": one[:2] for how in FRONT for name, one in FRONT[how].items()}
+for room in (3, 4, 5, 6, 8, 10):  # change this
+    print(f"{room} GB: {choose(recorded, room * 10**9)} ({PROVENANCE})")
 
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>

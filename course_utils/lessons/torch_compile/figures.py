@@ -1,4 +1,4 @@
-"""Figures of lesson 07: a graph cut between forward and backward, and memory against time as recorded."""
+"""Figure of lesson 07: a graph cut between forward and backward, by autograd and by the compiler."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING, Any
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch
 
-from ...errors import check_known
-from ...figures import CourseFigure, lines
+from ...figures import CourseFigure
 from ...figures.style import WIDTH, bare, look, sheet
 from ...palette import COLOURS, INK, QUIET, RULE
 from ...units import format_bytes
 from .partition import Node, Partition, partition
-from .recorded import FRONT, WHERE
 
 if TYPE_CHECKING:
     import torch
@@ -21,18 +19,6 @@ ROW = 46.0  # points
 HALF = WIDTH / 2
 FORWARD, BACKWARD = 104.0, 176.0  # points from the left edge of a half
 KEPT, AGAIN = COLOURS["activations"], COLOURS["gradients"]
-
-
-def front_figure(title: str, groups: dict[str, list[str]]) -> CourseFigure:
-    """Milliseconds of a step over its peak in GB: a line for each group of choices of FRONT."""
-    for choices in groups.values():
-        for choice in choices:
-            check_known("choice", choice, FRONT)
-    points = {
-        name: ([FRONT[one]["peak"] / 1e9 for one in choices], [FRONT[one]["ms"] for one in choices])
-        for name, choices in groups.items()
-    }
-    return lines(points, title, "GB at the peak", "ms of a step", provenance=f"GPT-2, b = 16, {WHERE}")
 
 
 def draw_cuts(function: "Callable[..., torch.Tensor]", *inputs: "torch.Tensor") -> CourseFigure:

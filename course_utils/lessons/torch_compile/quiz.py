@@ -5,7 +5,8 @@ from functools import partial
 
 from ...interactive.quiz import Numbers
 from ...units import each, format_bytes
-from .recorded import FRONT, WAYS
+from ..shared.recorded_front import FRONT
+from .recorded import WAYS
 
 TOKENS, V, FFN = 16 * 1024, 50_257, 14_336
 _gb = partial(format_bytes, unit="GB", digits=2)
@@ -18,10 +19,8 @@ def numbers() -> Iterator[Numbers]:
     logits = TOKENS * V
     sizes = each(_gb, two=2 * logits, four=4 * logits, six=6 * logits, ten=10 * logits)
     yield "the_loss", {"tokens": TOKENS, "V": V} | sizes
-    peaks = {name: int(FRONT[key]["peak"]) for name, key in PEAKS.items()}
-    yield "budget", each(_gb, states=int(FRONT["budget=0.0"]["kept"]), **peaks)
+    budgets = FRONT["budget"]
+    peaks = {"all": FRONT["compiled"]["none"].peak, "none": budgets["0"].peak, "tenth": budgets["0.1"].peak}
+    yield "budget", each(_gb, states=budgets["0"].kept, **peaks)
     graphs, plain = WAYS["the model, CUDA graphs"], WAYS["the model"]
     yield ("cuda_graphs", each(_gb, before=plain["peak"], after=graphs["peak"], reserved=graphs["reserved"]))
-
-
-PEAKS = {"all": "compiled", "none": "budget=0.0", "tenth": "budget=0.1"}

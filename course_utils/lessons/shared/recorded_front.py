@@ -1,4 +1,4 @@
-"""Memory against time of GPT-2's training step, recorded on a GPU: lesson 06's front."""
+"""Memory against time of GPT-2's training step, recorded on a GPU, for lessons 06 and 07."""
 
 import tomllib
 from pathlib import Path
@@ -6,13 +6,14 @@ from typing import Any, NamedTuple
 
 
 class Step(NamedTuple):
-    """The most bytes allocated in a step, and the median of its milliseconds."""
+    """The most bytes allocated in a step, the median of its milliseconds, and bytes after forward."""
 
     peak: int
     ms: float
+    kept: int
 
 
-_TABLE: dict[str, Any] = tomllib.loads(Path(__file__).with_name("recorded.toml").read_text(encoding="utf-8"))
+_TABLE: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 FRONT: dict[str, dict[str, Step]] = {
     group: {policy: Step(**counted) for policy, counted in steps.items()}
