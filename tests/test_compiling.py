@@ -45,10 +45,17 @@ def test_a_fused_chain_keeps_nothing_but_its_input():
         assert kept(torch.compile(chain), x) == BLOCK
 
 
-def test_what_was_compiled_before_the_block_compiles_in_it():
-    before = torch.compile(chain)
+def test_what_was_compiled_before_the_block_runs_eagerly_and_says_so(capsys, monkeypatch):
+    monkeypatch.setattr(compiling, "_tried", {})  # as in a process that has compiled nothing in a block
+
+    def fresh(x: torch.Tensor) -> torch.Tensor:
+        return (x.sin() * 2).exp().sum()
+
+    before = torch.compile(fresh)
     with on_new_gpu():
-        assert kept(before, torch.empty(SIZE, device="cuda", requires_grad=True)) == BLOCK
+        x = torch.empty(SIZE, device="cuda", requires_grad=True)
+        assert kept(before, x) == kept(fresh, x)
+    assert capsys.readouterr().out.strip() == compiling.EARLIER
 
 
 def test_other_ways_to_ask_for_it_compile_as_well():

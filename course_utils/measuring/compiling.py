@@ -35,6 +35,7 @@ from .simulated import CHOICES
 from .triton_stub import triton_there
 
 SKIPPED = "torch.compile is skipped: the step runs eagerly and keeps other tensors than a compiled step"
+EARLIER = "what was compiled before the block runs eagerly in it: call torch.compile inside"
 CUDA_GRAPHS = (
     "CUDA graphs keep their tensors in a pool of their own, which is not predicted:"
     " the compiled step is shown without them"
@@ -59,6 +60,7 @@ class Compiler:
         self.lasting = lasting
         self.stack = stack
         self.is_ready: bool | None = None  # None until it is asked for
+        self.until_ready = ExitStack()
 
     def compile(self, model: Any = None, **choices: Any) -> Any:
         """Act as `torch.compile`; where this torch cannot compile here, return what was given."""
@@ -75,10 +77,12 @@ class Compiler:
     def ready(self) -> bool:
         """True if code can be compiled, prepared at the first call; else a note says why not."""
         if self.is_ready is None:
+            self.until_ready.close()
             reason = unavailable(self.card)
             self.is_ready = not reason
             if reason:
                 self.notes.setdefault(f"{SKIPPED} ({reason})")
+                self.until_ready.enter_context(_left_alone(self.notes))
             else:
                 self.stack.enter_context(_prepared(self.card, self.notes))
                 if self.card.rates is None:
@@ -150,15 +154,26 @@ def compiling(card: Gpu, notes: dict[str, None], lasting: bool = False) -> Itera
     with ExitStack() as stack:
         compiler = Compiler(card, notes, lasting, stack)
         stack.enter_context(mock.patch.object(torch, "compile", compiler.compile))
-        if (lasting and _tried) or _compiled_before():
+        stack.enter_context(compiler.until_ready).enter_context(_left_alone(notes))
+        if lasting and _tried:
             compiler.ready()
         yield
 
 
-def _compiled_before() -> bool:
-    """True if torch.compile was called before the block: what it gave may be called inside."""
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    return dynamo is not None and bool(dynamo.cached_backends)
+@contextmanager
+def _left_alone(notes: dict[str, None]) -> Iterator[None]:
+    """Inside, Dynamo leaves alone what was compiled before the block, and then a note says so."""
+    frames = sys.modules.get("torch._dynamo.convert_frame")  # it is loaded where anything was compiled
+    with ExitStack() as stack:
+        for name in ("any_torch_dispatch_mode_on_stack", "is_in_any_mode_without_ignore_compile_internals"):
+            if hasattr(frames, name):
+                stack.enter_context(mock.patch.object(frames, name, partial(_leave_alone, notes)))
+        yield
+
+
+def _leave_alone(notes: dict[str, None]) -> bool:
+    notes.setdefault(EARLIER)
+    return True
 
 
 _tried = dict[Gpu, str]()

@@ -422,10 +422,12 @@ def training_step(model, groups, text, chunks, micro_batches):
 # checkpoint: it keeps the block's input alone, and backward computes the rest again.
 
 # %%
+import gc
 from functools import partial
 
 
 def weigh(one_at_a_time=False, chunks=1, micro_batches=1):
+    gc.collect()  # frees the last model, whose blocks refer to themselves
     with on_gpu(needs="50 GB"):  # a smaller card than that is simulated
         model = GPT(h, L, a).to("cuda", torch.bfloat16)
         for block in model.blocks:
