@@ -23,6 +23,7 @@ SERVE = "from course_utils.ranks.loaded import serve; serve()"
 PID, CODE = "launcher.pid", "launcher.code"
 FORKS = sys.platform == "linux"
 IDLE_SECONDS = 300.0
+END_SECONDS = 10.0  # for a killed process to end; one that waits for a disk may take longer
 MARGIN_SECONDS = 30.0
 """A caller stops counting on a process this long before it ends by itself."""
 
@@ -98,8 +99,25 @@ def end() -> None:
 
 
 def _kill_group(group: int) -> None:
+    """Kill a group of processes, and wait until none of it is left: a large one takes a while to end."""
+    until = time.monotonic() + END_SECONDS
     with suppress(ProcessLookupError, PermissionError):  # macOS: PermissionError where all have ended
         os.killpg(group, signal.SIGKILL)
+        while _is_alive(group) and time.monotonic() < until:
+            time.sleep(0.002)
+
+
+def _is_alive(group: int) -> bool:
+    """True if a process of this group has not ended. One that nobody has waited for (a zombie) has."""
+    if not FORKS:
+        os.killpg(group, 0)
+        return True
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it ended since it was listed
+            state, _, its_group = stat.read_text().rpartition(")")[2].split()[:3]
+            if int(its_group) == group and state not in "ZX":
+                return True
+    return False
 
 
 # The process itself

@@ -4,6 +4,8 @@ import base64
 import functools
 import pickle
 import signal
+import subprocess
+import sys
 import textwrap
 import time
 from collections.abc import Callable
@@ -14,7 +16,14 @@ import psutil
 import pytest
 import torch
 from engine import simulate, tiny
-from real_ranks import LARGE_VOCABULARY, RUN, left_behind_by_a_caller_that_gets, measured_together, one_hangs
+from real_ranks import (
+    LARGE_VOCABULARY,
+    RUN,
+    left_behind_by_a_caller_that_gets,
+    measured_together,
+    one_hangs,
+    wait_until,
+)
 from real_ranks import nothing_is_left as nothing_is_left
 
 from course_utils import estimate, measure
@@ -156,6 +165,26 @@ def test_a_time_out_names_who_had_not_finished_and_where_it_was(monkeypatch):
     assert "Not finished: rank 1." in said and "rank 0" not in said
     assert f'File "one_hangs.py", line {line} in one_hangs' in said
     assert "hello from 1" in said
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_killed_group_has_ended_when_the_call_returns():
+    """A signal is sent at once; what it kills ends later, and one that nobody waits for stays a zombie."""
+    code = "import subprocess, time; [subprocess.Popen(['sleep', '3600']) for _ in range(40)]; time.sleep(3600)"
+    with subprocess.Popen([sys.executable, "-c", code], start_new_session=True) as leader:
+        wait_until(lambda: len(psutil.Process(leader.pid).children()) == 40)
+        others = psutil.Process(leader.pid).children()
+        assert loaded._is_alive(leader.pid)
+        loaded._kill_group(leader.pid)
+        assert not loaded._is_alive(leader.pid)
+        assert [one for one in others if runs(one)] == []
+
+
+def runs(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_no_rank_outlives_a_caller_that_is_interrupted():
