@@ -170,7 +170,8 @@ def test_a_time_out_names_who_had_not_finished_and_where_it_was(monkeypatch):
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_killed_group_has_ended_when_the_call_returns():
     """A signal is sent at once; what it kills ends later, and one that nobody waits for stays a zombie."""
-    code = "import subprocess, time; [subprocess.Popen(['sleep', '3600']) for _ in range(40)]; time.sleep(3600)"
+    sleep = "subprocess.Popen(['sleep', '3600'])"
+    code = f"import subprocess, time; [{sleep} for _ in range(40)]; time.sleep(3600)"
     with subprocess.Popen([sys.executable, "-c", code], start_new_session=True) as leader:
         wait_until(lambda: len(psutil.Process(leader.pid).children()) == 40)
         others = psutil.Process(leader.pid).children()
