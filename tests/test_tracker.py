@@ -158,6 +158,30 @@ def test_of_any_other_model_every_allocation_is_seen_and_so_is_its_peak():
     assert max(accumulate(real)) == max(accumulate(seen))
 
 
+def products_with_sums() -> None:
+    """A bias and a mask that torch adds in place, and sums of the program's own, which take a tensor more."""
+    x = torch.randn(64, 32, 48).transpose(0, 1)
+    layer = torch.nn.Linear(48, 96)
+    layer(x)
+    q = torch.randn(2, 4, 64, 32)
+    mask = torch.zeros(64, 64)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+    for _ in range(2):
+        x = x @ torch.ones(48, 48) + torch.ones(48)
+
+
+def test_what_torch_adds_in_place_takes_no_tensor_more_and_what_the_program_adds_does():
+    real = allocated_in_the_second(products_with_sums)
+    with Tracker("cpu") as tracker, tracker.in_phase("forward"):
+        products_with_sums()
+        gc.collect()
+    seen = Counter(blocks([size for size, _ in tracker.events]))
+    assert not seen - Counter(real)
+    own_sum = 4 * 64 * 32 * 48
+    assert seen[own_sum] == Counter(real)[own_sum]
+
+
 # The observer changes nothing
 
 

@@ -27,11 +27,12 @@ from torch.utils._pytree import tree_leaves
 from ..breakdown import MemoryBreakdown
 from ..errors import StepError
 from ..estimating.workspaces import Workspaces
+from ..gpus import Gpu
 from ..measurement import Allocation, Mark, Measurement, Provenance, Timeline
 from ..pace import Work
 from ..units import round_up
-from .call_site import Place, calling_place, described
-from .cuda_kernels import OWN_SCRATCH, SPECIAL, WITH_CUBLAS, Own, Taken, not_on_the_gpu, taken_before
+from .call_site import Place, calling_instruction, calling_place, described
+from .cuda_kernels import SPECIAL, SUMS, WITH_CUBLAS, Own, Taken, not_on_the_gpu, own_scratch, taken_before
 from .fake_mode import ASK_DEVICE, device_of
 from .patching import FOLLOWED, ONE_AT_A_TIME, check_layout, on_this_thread
 
@@ -42,6 +43,8 @@ newest_node: Any = getattr(torch.autograd, "_get_sequence_nr", None)  # a torch 
 INTO_A_COPY = frozenset({aten.add.Tensor, aten.index_put.default, aten.scatter.src, aten.index_add.default})
 """Operators that autograd does in place; where a dispatch mode watches, it copies the first argument."""
 
+PRODUCTS = frozenset({aten.mm.default, aten.bmm.default})
+"""Operators to whose result `linear` and attention add a bias or a mask: in place, unless a mode watches."""
 
 States = Callable[[], Iterable[tuple[str, Any]]]
 """Lists an optimizer's tensors by name, as in ("exp_avg of head.weight", tensor)."""
@@ -95,13 +98,17 @@ class FailedOperator:
 
 
 class Tracker(TorchDispatchMode):
-    """Tracks one device type's storages while it is entered, and cuBLAS's `workspaces` once per thread."""
+    """Tracks one device type's storages while it is entered, and cuBLAS's `workspaces` once per thread.
 
-    def __init__(self, device: str, workspaces: Workspaces | None = None) -> None:
+    Where a `card` is given, also what sums and the backward of embeddings take on it.
+    """
+
+    def __init__(self, device: str, workspaces: Workspaces | None = None, card: Gpu | None = None) -> None:
         check_layout(FOLLOWED)
         super().__init__()
         self.device = device
         self._workspaces = workspaces
+        self._card = card
         self._noted_workspaces: set[tuple[bool, str]] = (
             set()
         )  # workspaces: whether backward's thread has them, and name
@@ -118,9 +125,11 @@ class Tracker(TorchDispatchMode):
         self._recomputing_for = (-1, -1)
         self.modules: list[str] = [""]
         self._hooks: list[Any] = []
-        # Two gradients that the last operator may have joined: the older one and the sum. If the older one
-        # dies at once, autograd would have added the other into it, had nobody watched.
+        # What the last operator may have added to, and the sum: of two gradients the older one, or a product
+        # of matrices. If it dies at once, torch would have added the other into it, had nobody watched.
         self._join: tuple[Storage, Storage] | None = None
+        # The newest product of two matrices, and the instruction that called it
+        self._product: tuple[Storage | None, tuple[int, int]] = (None, (0, 0))
         self._closed = False
         # line and module of each forward operator, by the number of its autograd node
         self._made: dict[int, tuple[Place | None, str]] = {}
@@ -169,8 +178,9 @@ class Tracker(TorchDispatchMode):
             newest = self._see(tensor, func) or newest
         if newest is not None:
             self._recognize(func, args, newest)
-        if special and func in OWN_SCRATCH and self.device == "cuda":
-            inside += self._note_own_scratch(func, OWN_SCRATCH[func](*args))
+        if special and self.device == "cuda" and _device(args[0]) == "cuda":
+            summed = tuple(args[0].shape) if func in SUMS else ()
+            inside += self._note_own_scratch(func, own_scratch(func, args, self._card), summed)
         if special and self._workspaces and func in WITH_CUBLAS and _device(args[0]) == self.device:
             self._note_workspaces(func, self._workspaces)
         if inside:
@@ -187,12 +197,15 @@ class Tracker(TorchDispatchMode):
             self._note_unseen(size, shape, _name(dtype), _operation(func)) for size, shape, dtype in taken
         ]
 
-    def _note_own_scratch(self, func: Any, taken: Own) -> list[Storage]:
-        """Note what an operator's kernel takes after its results; returns what it keeps until it is done."""
+    def _note_own_scratch(self, func: Any, taken: Own, summed: tuple[int, ...]) -> list[Storage]:
+        """Note what an operator's kernel takes after its results; returns what it keeps until it is done.
+
+        What a sum takes is shown with the shape of what is summed.
+        """
         kept: list[Storage] = []
         passing: list[Storage] = []
         for size, stays in taken:
-            made = self._note_unseen(size, (size,), "uint8", _operation(func))
+            made = self._note_unseen(size, summed or (size,), "uint8", _operation(func))
             (kept if stays else passing).append(made)
             if stays:
                 self.events += [(-one.bytes, one) for one in passing]
@@ -352,8 +365,10 @@ class Tracker(TorchDispatchMode):
         return not (same_pass and self.phase in FORWARD)
 
     def _recognize(self, func: Any, args: Any, newest: Storage) -> None:
-        """Recognize, by the operator, autocast's copy of a weight, and two gradients being joined."""
+        """Recognize, by the operator, autocast's copy of a weight, and what torch adds in place unwatched."""
         self._join = None
+        if func in PRODUCTS:
+            self._product = newest, calling_instruction()
         source = self.known(args[0]) if func in INTO_A_COPY or func is aten._to_copy.default else None
         if source is None:
             return
@@ -364,12 +379,17 @@ class Tracker(TorchDispatchMode):
         joining = func in INTO_A_COPY and self.phase == "backward" and not self._recomputing
         if joining and source.bytes == newest.bytes and not args[0]._is_view():
             self._join = source, newest
+        to_a_product = func is aten.add.Tensor and self._product[0] is source and source.bytes == newest.bytes
+        if to_a_product and self._product[1] == calling_instruction():
+            self._join = source, newest
 
     def _undo_join(self, old: Storage, new: Storage) -> None:
-        """Undo an effect of the observer: unwatched, autograd adds the newer of two gradients to the older.
+        """Undo an effect of the observer: unwatched, torch adds into the older of two tensors.
 
-        Condition of removal: torch's `InputBuffer::accumulate`, and the formulas of derivatives, no longer
-        ask whether a dispatch mode or a Python tensor is there (`isTensorSubclassLike`).
+        Autograd does so with gradients, `linear` with a bias, attention with a mask. Condition of removal:
+        torch's `InputBuffer::accumulate`, the formulas of derivatives, `linear` (Linear.cpp) and
+        `_scaled_dot_product_attention_math` no longer ask whether a dispatch mode or a Python tensor is there
+        (`isTensorSubclassLike`).
         """
         self._join = None
         del self.events[last_index(self.events, (new.bytes, new))]

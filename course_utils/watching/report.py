@@ -10,12 +10,14 @@ from types import MappingProxyType
 from typing import Any
 
 from ..allocator.replay import replay
+from ..estimating.workspaces import installed_torch
 from ..gpus import Gpu
 from ..measurement import Allocation, Measurement
 from ..measuring.cuda_answers import IMITATED
 from ..units import aligned, format_bytes, percent
 from .which_cards import Answer, answer_on, answers
 
+ORDERED_BY_AGE = (2, 13)  # From this torch on it does not matter where the driver places a segment
 VERSION = 1  # Of `Report.to_dict`
 WORTH_IT = 0.03  # Part of the peak that a change has to save to be named
 CHUNKS = 8  # Pieces that the loss is computed in
@@ -102,7 +104,7 @@ class Report:
 
 def report(measured: Measurement, card: Gpu = IMITATED, wanted: Gpu | None = None, count: int = 10) -> Report:
     """The report on a script that was watched on `card`: with the answer for `wanted`, if that is given."""
-    replayed = replay(measured)
+    replayed = replay(measured, descending=installed_torch() < ORDERED_BY_AGE)
     allocated, reserved = replayed.peak_allocated, replayed.peak_reserved
     answer = answer_on(wanted, allocated, reserved, card) if wanted else None
     return Report(measured, card, allocated, reserved, answer, count)
