@@ -149,7 +149,8 @@ class Measurement:
     step. `moments` names others: "end of forward", "after loss" and "end of backward" (last micro-batch of
     the last step), and "end of step 1", "end of step 2", …. `counters` holds what the device itself reported
     ("allocated", "reserved", "driver" and cuBLAS's "workspaces", in bytes); it is empty unless the run was
-    live.
+    live. `not_predicted` are kinds of convolutions whose workspaces a simulation leaves out, and the most
+    bytes that a GPU was seen to take for such a one: None for a kind that no GPU was asked about.
     """
 
     breakdown: MemoryBreakdown
@@ -161,6 +162,7 @@ class Measurement:
     losses: Sequence[float] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
     phase_peaks: Mapping[str, MemoryBreakdown] = field(default_factory=dict)
+    not_predicted: Mapping[str, int | None] = field(default_factory=dict)
 
     @property
     def peak(self) -> int:
@@ -216,6 +218,7 @@ class Measurement:
             "phase_peaks": {name: highest.to_dict() for name, highest in self.phase_peaks.items()},
             "moments": {name: moment.to_dict() for name, moment in self.moments.items()},
             "counters": dict(self.counters),
+            "not_predicted": dict(self.not_predicted),
             "losses": list(self.losses),
             "provenance": vars(self.provenance) | {"text": str(self.provenance)},
         }

@@ -13,6 +13,7 @@ import torch
 from ..estimating.workspaces import Workspaces
 from ..gpus import Gpu
 from ..units import round_up
+from .convolutions import CONVOLUTIONS
 from .reductions import partial_sums
 
 aten = torch.ops.aten
@@ -136,7 +137,9 @@ SCRATCH: dict[Any, Callable[..., Scratch]] = {
 }
 """What CUDA kernels take while they run, by their arguments; paths are in torch's aten/src/ATen/native."""
 
-SPECIAL = frozenset({*LIES_OTHERWISE, *NOT_EXPANDED, *WITH_CUBLAS, *ON_THE_HOST, CUDNN, *SCRATCH, *SUMS})
+SPECIAL = frozenset(
+    {*LIES_OTHERWISE, *NOT_EXPANDED, *WITH_CUBLAS, *ON_THE_HOST, CUDNN, *SCRATCH, *SUMS, *CONVOLUTIONS}
+)
 """For most operators one look is enough."""
 
 
@@ -266,7 +269,7 @@ OWN_SCRATCH: dict[Any, Callable[..., Own]] = {
 
 
 def own_scratch(func: Any, args: Any, card: Gpu | None) -> Own:
-    """What an operator's kernel takes after its results; that of sums depends on the card."""
+    """Memory that an operator's kernel takes after its results; that of sums depends on the card."""
     if func in OWN_SCRATCH:
         return OWN_SCRATCH[func](*args)
     if func in SUMS and card is not None:

@@ -198,6 +198,7 @@ def from_json(content: dict[str, Any], note: str) -> Measurement:
         phase_peaks={name: MemoryBreakdown(*highest) for name, highest in content["phase_peaks"].items()},
         losses=content.get("losses", ()),
         counters=content.get("counters", {}),
+        not_predicted=content.get("not_predicted", {}),
     )
 
 
@@ -268,6 +269,7 @@ def save_measurement(measured: Measurement, path: str | Path) -> Path:
         "note": measured.provenance.note,
         "losses": list(measured.losses),
         "counters": dict(measured.counters),
+        "not_predicted": dict(measured.not_predicted),
     }
     # an earlier file stays whole until this one is
     partial = path.with_name(f"{path.name}.partial-{os.getpid()}")

@@ -49,7 +49,7 @@ def partial_sums(summed: torch.Tensor, dims: Sequence[int] | None, card: Gpu) ->
     else:
         if kept[0][1] == 1:
             others = [stride for _, stride in added + kept[1:]]
-            vector = _common_vector([summed.storage_offset(), kept[0][0], *others])
+            vector = _common_vector([int(summed.storage_offset()), kept[0][0], *others])
         width, height = outputs // vector, inputs
     wide, high = _block(width, height, MOST_THREADS // vector)
     step_input, step_output = (wide, 1) if along_rows else (1, wide)

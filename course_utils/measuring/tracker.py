@@ -31,7 +31,9 @@ from ..gpus import Gpu
 from ..measurement import Allocation, Mark, Measurement, Provenance, Timeline
 from ..pace import Work
 from ..units import round_up
+from . import convolutions
 from .call_site import Place, calling_instruction, calling_place, described
+from .convolutions import CONVOLUTIONS
 from .cuda_kernels import SPECIAL, SUMS, WITH_CUBLAS, Own, Taken, not_on_the_gpu, own_scratch, taken_before
 from .fake_mode import ASK_DEVICE, device_of
 from .patching import FOLLOWED, ONE_AT_A_TIME, check_layout, on_this_thread
@@ -109,6 +111,7 @@ class Tracker(TorchDispatchMode):
         self.device = device
         self._workspaces = workspaces
         self._card = card
+        self._convolutions = convolutions.Workspaces()
         self._noted_workspaces: set[tuple[bool, str]] = (
             set()
         )  # workspaces: whether backward's thread has them, and name
@@ -181,6 +184,8 @@ class Tracker(TorchDispatchMode):
         if special and self.device == "cuda" and _device(args[0]) == "cuda":
             summed = tuple(args[0].shape) if func in SUMS else ()
             inside += self._note_own_scratch(func, own_scratch(func, args, self._card), summed)
+        if special and func in CONVOLUTIONS and _device(args[0]) == "cuda":
+            self._convolutions.note(func, args, out)
         if special and self._workspaces and func in WITH_CUBLAS and _device(args[0]) == self.device:
             self._note_workspaces(func, self._workspaces)
         if inside:
@@ -508,6 +513,7 @@ class Tracker(TorchDispatchMode):
             allocations=self.allocations(),
             losses=losses,
             phase_peaks=self.phase_peaks(last_step),
+            not_predicted=dict(self._convolutions.seen) if provenance.source == "simulated" else {},
         )
 
     def _moments(self, ends: list[int]) -> dict[str, MemoryBreakdown]:

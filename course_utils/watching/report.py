@@ -89,6 +89,10 @@ class Report:
             ("allocated", _in_gb(self.allocated), "by the allocator's rules (max_memory_allocated)"),
             ("reserved", _in_gb(self.reserved), "by the same (max_memory_reserved)"),
         ]
+        peaks += [
+            ("not predicted", _seen(most), f"cuDNN's workspace for convolutions ({kind}), as an H200 took it")
+            for kind, most in measured.not_predicted.items()
+        ]
         lines = [aligned(peaks, 3), "", str(measured.breakdown), "", repr(measured.explain(self.count)), ""]
         if self.wanted:
             lines += [f"{self.wanted.name}: {self.wanted.words.lower()}", ""]
@@ -112,6 +116,10 @@ def report(measured: Measurement, card: Gpu = IMITATED, wanted: Gpu | None = Non
 
 def _in_gb(size: int) -> str:
     return format_bytes(size, "GB", 3)
+
+
+def _seen(most: int | None) -> str:
+    return "never recorded" if most is None else f"up to {_in_gb(most)}"
 
 
 def lines_of_cards(measured: Measurement, found: Sequence[Answer]) -> Iterator[str]:
