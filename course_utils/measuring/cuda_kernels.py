@@ -263,17 +263,21 @@ OWN_SCRATCH: dict[Any, Callable[..., Own]] = {
     FLASH_BACKWARD: flash_scratch,
     EFFICIENT_BACKWARD: efficient_scratch,
     CUDNN_BACKWARD: cudnn_scratch,
-    aten.embedding_dense_backward.default: embedding_scratch,
 }
-"""What backwards take after their results, by their arguments."""
+"""What the backwards of attention take after their results, by their arguments."""
 
 
 def own_scratch(func: Any, args: Any, card: Gpu | None) -> Own:
-    """Memory that an operator's kernel takes after its results; that of sums depends on the card."""
+    """Memory that an operator's kernel takes after its results.
+
+    Without a card sums and embeddings are left out, as cuBLAS's workspaces are: the closed form has neither.
+    """
     if func in OWN_SCRATCH:
         return OWN_SCRATCH[func](*args)
-    if func in SUMS and card is not None:
+    if card is not None and func in SUMS:
         return [(size, True) for size in partial_sums(args[0], args[1], card)]
+    if card is not None and func is aten.embedding_dense_backward.default:
+        return embedding_scratch(*args)
     return []
 
 
