@@ -4,9 +4,9 @@ it comes.
     python tests/gpu/scripts_as_they_are.py OUT.jsonl [HISTORIES_FOLDER] [--only TEXT] [--seconds 240]
     python tests/gpu/scripts_as_they_are.py tests/gpu/recorded/predictions.jsonl --predict-only --jobs 1
 
-The second command predicts again what was counted already. A script is predicted before the GPU executes it. Both run in processes of their own: predictions on the CPU
-with no GPU visible, counts next to each other as far as the GPU's memory allows. Each process has its own
-counters.
+The second command predicts again what was counted already. A script is predicted before the GPU executes it.
+Both run in processes of their own: predictions on the CPU with no GPU visible, counts next to each other as
+far as the GPU's memory allows. Each process has its own counters.
 """
 
 import argparse
