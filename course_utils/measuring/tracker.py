@@ -48,6 +48,9 @@ INTO_A_COPY = frozenset({aten.add.Tensor, aten.index_put.default, aten.scatter.s
 PRODUCTS = frozenset({aten.mm.default, aten.bmm.default})
 """Operators to whose result `linear` and attention add a bias or a mask: in place, unless a mode watches."""
 
+MADE = "line and module that made it"
+"""The name under which a node that backward made keeps where that was: its number may be another's, too."""
+
 States = Callable[[], Iterable[tuple[str, Any]]]
 """Lists an optimizer's tensors by name, as in ("exp_avg of head.weight", tensor)."""
 
@@ -136,6 +139,8 @@ class Tracker(TorchDispatchMode):
         self._closed = False
         # line and module of each forward operator, by the number of its autograd node
         self._made: dict[int, tuple[Place | None, str]] = {}
+        # how many nodes backward itself has made
+        self._by_backward = 0
         self._place: Place | None = None
         self._module = ""
         self.states: States = list
@@ -269,8 +274,26 @@ class Tracker(TorchDispatchMode):
             node = torch._C._current_autograd_node()
             number = node._sequence_nr() if node else -1
             self._place, self._module = self._made.get(number, (None, self._module))
+            if self._by_backward and node and MADE in node.metadata:
+                self._place, self._module = node.metadata[MADE]
         else:
             self._made.setdefault(newest_node() - 1, (self._place, self._module))
+
+    def number_anew(self, gradients: Iterable[Any], first: int) -> None:
+        """Give the nodes that backward made, from number `first` on, the numbers that a GPU's would have.
+
+        Autograd runs the node with the highest number first, and each thread counts for itself. On a GPU
+        backward has a thread of its own, so what it makes for a gradient of a gradient runs after all that
+        the program made since. Condition of removal: the simulated GPU's backward has such a thread.
+        """
+        end = newest_node()
+        made = calling_place()[0], self._running()
+        for node in _nodes(gradients):
+            number = node._sequence_nr()
+            if first <= number < end:
+                node._set_sequence_nr(self._by_backward + number - first)
+                node.metadata[MADE] = made
+        self._by_backward += end - first
 
     def _running(self) -> str:
         """The innermost module that runs; outside of all the phase in parentheses, "" in the set-up."""
@@ -573,6 +596,18 @@ class Tracker(TorchDispatchMode):
         return [
             Allocation(*SHARED(item), line=line_of(item.place), stream=item.stream) for item in self.storages
         ]
+
+
+def _nodes(gradients: Iterable[Any]) -> Iterator[Any]:
+    """Every node of autograd that these gradients come from."""
+    left = [one.grad_fn for one in gradients if one is not None and one.grad_fn is not None]
+    seen = set[Any]()
+    while left:
+        node = left.pop()
+        if node not in seen:
+            seen.add(node)
+            left += [before for before, _ in node.next_functions if before is not None]
+            yield node
 
 
 @cache
