@@ -40,6 +40,8 @@ def installer(folder, monkeypatch):
             python_in(folder).parent.mkdir(parents=True)
             python_in(folder).touch()
             return subprocess.CompletedProcess(command, 0)
+        if "import torchvision" in command:
+            return subprocess.CompletedProcess(command, 1)  # as with the build of the package index
         asked.append(command)
         return subprocess.CompletedProcess(command, 1 if environment.CPU_INDEX in command else 0)
 
@@ -78,7 +80,9 @@ def test_a_finished_environment_is_used_as_it_is_and_tests_get_more(folder, inst
     interpreter("lab", folder=folder)
     assert len(installer) == count, "the libraries of scripts are asked for by tests alone"
     interpreter("test", folder=folder)
-    assert installer[-2][-2:] == ["torch", "torchvision"] and installer[-1][-1] == ".[scripts]"
+    torch, course, uninstall = installer[-3:]
+    assert torch[-2:] == ["torch", "torchvision"] and course[-1] == ".[scripts]"
+    assert uninstall[2:] == ["pip", "uninstall", "--yes", "torchvision", "timm"], "what cannot be imported"
     monkeypatch.delenv("COURSE_SCRIPTS")
     count = len(installer)
     interpreter("test", folder=folder)

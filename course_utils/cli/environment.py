@@ -165,6 +165,8 @@ def set_up(folder: Path, facts: Mapping[str, str], before: Mapping[str, str]) ->
     torch = ["torch", "torchvision"] if facts["extra"] == "scripts" else ["torch"]
     install_torch(python_in(folder), facts["torch"], [*pins, *torch])
     pip_install(python_in(folder), [*pins, "--editable", f".[{facts['extra']}]"])
+    if facts["extra"] == "scripts":
+        check_vision(python_in(folder))
     remember(folder, facts)
 
 
@@ -193,6 +195,18 @@ def install_torch(python: Path, build: str, what: Sequence[str]) -> None:
             return
         print("Trying the package index instead", flush=True)
     pip_install(python, [*last, *what])
+
+
+def check_vision(python: Path) -> None:
+    """Remove torchvision, and timm, which needs it, where its build is not torch's.
+
+    Only PyTorch's own index has the CPU build, and with another one every library that imports torchvision
+    fails.
+    """
+    if subprocess.run([str(python), "-c", "import torchvision"], check=False, capture_output=True).returncode:
+        print("This torchvision is not of torch's build: scripts with torchvision or timm are skipped.")
+        uninstall = [str(python), "-m", "pip", "uninstall", "--yes", "torchvision", "timm"]
+        subprocess.run(uninstall, cwd=SHIPPED, check=True)
 
 
 def pip_install(python: Path, arguments: Sequence[str]) -> None:
