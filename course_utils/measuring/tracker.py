@@ -271,7 +271,7 @@ class Tracker(TorchDispatchMode):
         # the first part again spares most operators a call
         self._module = self.modules[-1] or self._running()
         if in_engine:
-            node = torch._C._current_autograd_node()
+            node: Any = torch._C._current_autograd_node()
             number = node._sequence_nr() if node else -1
             self._place, self._module = self._made.get(number, (None, self._module))
             if self._by_backward and node and MADE in node.metadata:
