@@ -145,8 +145,8 @@ def scripts() -> list[str]:
     return [
         *paragraph(f"""
             `watch --gpu {again["card"]}` predicts {len(plain)} scripts that are eager and have no workspace
-            of cuDNN's. The median error of bytes allocated is {allocated[0]:.2f} %, and {allocated[1]:.2f} % at
-            most. Of bytes reserved it is {reserved[0]:.2f} %, and {reserved[1]:.2f} % at most. In
+            of cuDNN's. The median error of bytes allocated is {allocated[0]:.2f} %, {allocated[1]:.2f} % at
+            most. Of bytes reserved it is {reserved[0]:.2f} %, {reserved[1]:.2f} % at most. In
             {len(convolved)} scripts with convolutions, the error of bytes allocated is
             {with_cudnn[0]:.2f} % at the median and {with_cudnn[1]:.2f} % at most: cuDNN's workspaces are not
             predicted. A script is counted from its beginning to the end of its second step. Peaks in GB.
