@@ -1,11 +1,13 @@
 """A fence: this process, and all that it starts, open only the files that it names (Linux).
 
 Landlock in the kernel makes it, without root, and nothing takes it down again. From Linux 6.12 on, signals
-stay inside as well. The network stays open, and anybody can ask whether a file exists. Standard library only.
+stay inside as well. The network stays open. Code can still ask whether a file exists, and change the
+permissions and times of the user's files. Standard library only.
 """
 
 import ctypes
 import os
+import signal
 import struct
 import sys
 from collections.abc import Collection, Iterable, Iterator
@@ -17,12 +19,16 @@ ASK_VERSION, BELOW_PATH = 1, 1
 EXECUTE, WRITE_FILE, READ_FILE, READ_FOLDER = 1, 2, 4, 8
 READ = EXECUTE | READ_FILE | READ_FOLDER
 OF_FILES = EXECUTE | WRITE_FILE | READ_FILE
+IOCTL = 1 << 15
 RIGHTS = {1: 13, 2: 14, 3: 15, 5: 16}  # number of rights to files, from each version on
 SCOPES_SINCE, NETWORK_SINCE = 6, 4
 SIGNALS_AND_SOCKETS = 3
 NO_NEW_PRIVILEGES = 38
+SIGNAL_WHEN_PARENT_ENDS = 1
 
 DEVICES = ("null", "zero", "full", "random", "urandom")
+
+_entered: list[bool] = []
 
 
 def version() -> int:
@@ -35,31 +41,45 @@ def version() -> int:
         return 0
 
 
-def enter(readable: Iterable[Path], writable: Iterable[Path], hidden: Collection[Path] = ()) -> None:
+def enter(readable: Iterable[Path] | None, writable: Iterable[Path], hidden: Collection[Path] = ()) -> None:
     """Put up the fence: only what is `readable`, and not `hidden` in it, can be read from here on.
 
-    Files can be changed and made below `writable` alone. Raises OSError where there is no Landlock.
+    With None, all can be read. Files can be changed and made below `writable` alone. It holds for this thread
+    and those that it starts: enter before there are others. Raises OSError where there is no Landlock.
     """
     known = version()
     count = max((rights for since, rights in RIGHTS.items() if since <= known), default=0)
-    every_right = (1 << count) - 1
-    members = [every_right]  # of struct landlock_ruleset_attr, which has grown
+    rights = (1 << count) - 1
+    if readable is None:
+        rights &= ~(READ | IOCTL)
+    members = [rights]  # of struct landlock_ruleset_attr, which has grown
     if known >= NETWORK_SINCE:
         members.append(0)
     if known >= SCOPES_SINCE:
         members.append(SIGNALS_AND_SOCKETS)
     attributes = struct.pack(f"{len(members)}Q", *members)
     rules = _call("syscall", CREATE_RULESET, attributes, len(attributes), 0)
-    for folder in readable:
-        for path, rights in _shown(folder, hidden):
-            _allow(rules, path, rights)
+    for folder in readable or ():
+        for path, shown in _shown(folder, hidden):
+            _allow(rules, path, shown)
     for name in DEVICES:
-        _allow(rules, Path("/dev", name), READ_FILE | WRITE_FILE)
+        _allow(rules, Path("/dev", name), rights & (READ_FILE | WRITE_FILE))
     for folder in writable:
-        _allow(rules, folder, every_right)
+        _allow(rules, folder, rights)
     _call("prctl", NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     _call("syscall", RESTRICT_SELF, rules, 0)
     os.close(rules)
+    _entered.append(True)
+
+
+def is_up() -> bool:
+    """True once this process has entered the fence."""
+    return bool(_entered)
+
+
+def end_with_parent() -> None:
+    """Let Linux end this process when the thread that started it ends, in whatever way."""
+    _call("prctl", SIGNAL_WHEN_PARENT_ENDS, signal.SIGKILL, 0, 0, 0)
 
 
 def _shown(path: Path, hidden: Collection[Path]) -> Iterator[tuple[Path, int]]:

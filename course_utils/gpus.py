@@ -103,6 +103,9 @@ def gpu(name: str) -> Gpu:
     return GPUS[name]
 
 
+IMITATED = gpu("A100-80GB")
+"""The card that a simulated GPU is where none is named: it has every kernel that the course knows."""
+
 VARIANTS = {"SUPER", "Ti", "D", "Laptop", "MIG"}
 """Words in a driver's name for a card that make it another one: "NVIDIA GeForce RTX 4090 D"."""
 

@@ -141,6 +141,20 @@ class Provenance:
         return " · ".join(parts)
 
 
+@dataclass(frozen=True)
+class Messages:
+    """All messages of one kind ("all-reduce", "all-gather", …) to other ranks in a step.
+
+    `bytes` are those of the whole tensors: reduced, gathered, or broadcast. `sent` is what this rank sends of
+    them in a ring.
+    """
+
+    kind: str
+    count: int
+    bytes: int
+    sent: int
+
+
 @dataclass(frozen=True, repr=False)
 class Measurement:
     """Memory of a training run that really executed.
@@ -150,7 +164,8 @@ class Measurement:
     the last step), and "end of step 1", "end of step 2", …. `counters` holds what the device itself reported
     ("allocated", "reserved", "driver" and cuBLAS's "workspaces", in bytes); it is empty unless the run was
     live. `not_predicted` are kinds of convolutions whose workspaces a simulation leaves out, and the most
-    bytes that a GPU was seen to take for such a one: None for a kind that no GPU was asked about.
+    bytes that a GPU was seen to take for such a one: None for a kind that no GPU was asked about. `messages`
+    are those of the last step to other simulated ranks, by kind.
     """
 
     breakdown: MemoryBreakdown
@@ -163,6 +178,7 @@ class Measurement:
     counters: Mapping[str, int] = field(default_factory=dict)
     phase_peaks: Mapping[str, MemoryBreakdown] = field(default_factory=dict)
     not_predicted: Mapping[str, int | None] = field(default_factory=dict)
+    messages: Sequence[Messages] = ()
 
     @property
     def peak(self) -> int:
@@ -220,6 +236,7 @@ class Measurement:
             "counters": dict(self.counters),
             "not_predicted": dict(self.not_predicted),
             "losses": list(self.losses),
+            "messages": [dict(vars(each)) for each in self.messages],
             "provenance": vars(self.provenance) | {"text": str(self.provenance)},
         }
 

@@ -14,7 +14,14 @@ from course_utils.allocator.replay import replay
 from course_utils.allocator.snapshots import compare_with_gpu, read_snapshot, save_snapshot
 from course_utils.estimating import megatron
 from course_utils.estimating.formula_of_ranks import buffers, rank_0_states
-from course_utils.estimating.sharding import BUCKET, FIRST_BUCKET, ddp_buckets, zero_1_shares, zero_bytes
+from course_utils.estimating.sharding import (
+    BUCKET,
+    FIRST_BUCKET,
+    bucket_sizes,
+    ddp_buckets,
+    zero_1_shares,
+    zero_bytes,
+)
 from course_utils.measuring.files import from_json, to_json
 from course_utils.models import parameter_shapes
 from course_utils.run import TrainingRun
@@ -92,19 +99,42 @@ def test_gathered_and_reduced_buffers_are_on_streams_of_their_own(tmp_path):
     assert compare_with_gpu(read_snapshot(save_snapshot(replayed, tmp_path / "step.pickle"))).exact
 
 
+# DistributedDataParallel and ZeRO-1 as rank 0 of many
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"precision": "amp-bf16", "attention": "flash", "accumulation_steps": 3},
+        {"precision": "bf16-master", "attention": "flash", "zero_stage": 1},
+        {"precision": "fp32", "attention": "eager", "bucket_view": True, "optimizer": "sgd"},
+    ],
+    ids=str,
+)
+def test_the_closed_form_is_near_a_simulated_replica(changes):
+    run = TrainingRun(tiny("gpt2", vocab=8192), 2, 64, world_size=8, **changes)
+    found = simulate(run)
+    assert estimate(run).total == pytest.approx(found.peak, rel=0.001)
+    assert estimate(run).phase == found.peak_phase
+    reduced = next(each for each in found.messages if each.kind == "all-reduce")
+    assert reduced.bytes == run.model.parameters * run.precision.weight
+    assert reduced.count == len(bucket_sizes(run))
+
+
 # What is refused, and what is left behind
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "source", "words"),
     [
-        ({"optimizer": "muon"}, "muon"),
-        ({"zero_stage": 1}, r"zero_stage 2 and 3 .* source='simulated', 0 and 1 .* source='cpu'"),
+        ({"optimizer": "muon"}, "simulated", "muon"),
+        ({"zero_stage": 1, "precision": "bf16-master-fp32grad"}, "simulated", "'bf16-master'"),
+        ({"zero_stage": 1}, "live", r"source='simulated', or for zero_stage 0 and 1 source='cpu'"),
     ],
 )
-def test_what_is_not_simulated_is_refused(changes, words):
+def test_what_is_not_measured_is_refused(changes, source, words):
     with pytest.raises(ValueError, match=words):
-        measure(RUN.replace(**changes), "simulated")
+        measure(RUN.replace(**changes), source)
 
 
 # Tensor and sequence parallelism

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from engine import Operators, Unwatched, storage_of, tiny
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
 from course_utils.errors import SimulationUnavailable
@@ -42,6 +43,24 @@ def test_a_gpu_is_simulated_here_and_says_on_which_build():
     """The expected build follows from the machine and from torch's own version, not from the tested code."""
     build = "CPU build of torch" if torch.version.cuda is None else "CUDA build of torch without a GPU"
     assert availability() == (True, "fake tensors next to a real GPU" if torch.cuda.is_available() else build)
+
+
+def test_a_number_for_the_gpu_is_fake_where_torch_sees_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with simulated_gpu("auto"):
+        assert isinstance(torch.tensor(0.0, device="cuda"), FakeTensor)
+
+
+def test_a_scripted_function_is_not_compiled_for_fake_tensors():
+    @torch.jit.script
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(x * 2.0 + 1.0) * x
+
+    with simulated_gpu("auto"), Operators() as operators:
+        x = torch.ones(4, 8, device="cuda")
+        for _ in range(4):
+            scaled(x)
+    assert sum("sigmoid" in name for name in operators.names) == 4
 
 
 def heads(count: int = 4, tokens: int = 48, size: int = 16) -> torch.Tensor:

@@ -7,13 +7,12 @@ import platform
 import sys
 import tomllib
 from argparse import REMAINDER, ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from ..errors import SimulationUnavailable
+from ..errors import ScriptError, SimulationUnavailable
 from ..gpus import GPUS
 from ..interactive.course_files import ROOT, old_numbers
 from ..models import LOGITS, PRESETS
@@ -199,6 +198,8 @@ def watch_options(parser: ArgumentParser) -> None:
     add("--gpu", metavar="GPU", help=f"the card to simulate, and to fit: {cards}")
     add("--budget", metavar="SIZE", help="the memory to fit in place of the card's: 24GB")
     add("--steps", type=int, default=2, help="optimizer steps to take; the last one is shown (default: 2)")
+    add("--ranks", type=int, metavar="N", help="watch a script made for torchrun as one of N simulated ranks")
+    add("--rank", type=int, default=0, metavar="K", help="the one of them to watch (default: 0)")
     add("--json", action="store_true", help="print the report as one JSON object")
     sources = ("simulated", "live", "auto")
     add("--source", choices=sources, default="simulated", help="live: on the GPU of this machine")
@@ -209,68 +210,48 @@ def watch_options(parser: ArgumentParser) -> None:
 
 
 def watch(chosen: Namespace) -> int:
-    """Print where a script's memory goes, and end this process with an exit code of WATCH_CODES.
+    """Print where a script's memory goes; returns an exit code of WATCH_CODES.
 
-    The script runs in this Python, which has what it imports. Handlers that it left to the end of the process
-    do not run, as they might write.
+    The script runs in a process of its own, of this Python, which has what it imports.
     """
     if find_spec("torch") is None:
         raise SetupError(f"{sys.executable} has no torch: use the Python that your script runs with")
-    from ..errors import ScriptError
-
-    code = 2
     try:
-        with _stdout_kept() as out:
-            code = _watched(chosen, out)
+        return _watched(chosen)
     except ScriptError as error:
         print(error, file=sys.stderr)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+        return 2
 
 
-def _watched(chosen: Namespace, out: TextIO) -> int:
-    """Write the report on a script to `out`; returns 1 if it does not fit what was named, else 0."""
-    from ..measuring.compare import difference
+def _watched(chosen: Namespace) -> int:
+    """Print the report on a script; returns 1 if it does not fit what was named, else 0."""
     from ..measuring.files import read_measurement, save_measurement
+    from ..watching.apart import watch_apart
     from ..watching.report import report
-    from ..watching.script import place_for, watch_script
     from ..watching.which_cards import with_room
 
     before = read_measurement(chosen.against) if chosen.against else None
     budget = None if chosen.budget is None else parse_bytes(chosen.budget)
-    card = place_for(chosen.gpu, chosen.source).card
+    choices = {"card": chosen.gpu, "steps": chosen.steps, "ranks": chosen.ranks, "rank": chosen.rank}
+    measured, card = watch_apart(chosen.script, chosen.arguments, chosen.source, **choices)
     wanted = with_room(card, budget) if chosen.gpu or budget is not None else None
-    choices = {"card": chosen.gpu, "steps": chosen.steps}
-    measured = watch_script(chosen.script, chosen.arguments, chosen.source, **choices)
     if chosen.save:
         save_measurement(measured, chosen.save)
     found = report(measured, card, wanted)
-    changed = difference(before, measured) if before else None
+    changed = None
+    if before:
+        from ..measuring.compare import difference  # imports torch
+
+        changed = difference(before, measured)
     if chosen.json:
         script = {"script": chosen.script, "arguments": chosen.arguments}
         more = {"difference": changed.to_dict() if changed else None}
-        print(json.dumps(found.to_dict() | script | more), file=out)
+        print(json.dumps(found.to_dict() | script | more))
     else:
-        print(f"{chosen.script}, run unchanged\n\n{found}", file=out)
+        print(f"{chosen.script}, run unchanged\n\n{found}")
         if changed:
-            print(f"\n{changed!r}", file=out)
+            print(f"\n{changed!r}")
     return 0 if found.wanted is None or found.wanted.fits else 1
-
-
-@contextmanager
-def _stdout_kept() -> Iterator[TextIO]:
-    """Yield the process's stdout. Inside, all else goes to stderr, also from libraries in C."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        with os.fdopen(os.dup(kept), "w", encoding=sys.stdout.encoding, errors="replace") as out:
-            yield out
-    finally:
-        sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)
 
 
 def progress(_: Namespace) -> int:

@@ -15,7 +15,7 @@ from .tables import BIAS_HEADINGS, Cell, Table, bias_of
 
 AT_MOST_PERCENT = 1.0
 SEVERAL_RANKS_PERCENT = 3.0
-"""The promised error of a peak: on one rank, and with FSDP2 on several."""
+"""The promised error of a peak: on one rank, and on one of several."""
 
 MEDIAN_PERCENT = 0.01
 SEVERAL_RANKS_MEDIAN_PERCENT = 0.5
@@ -68,7 +68,8 @@ def outcome(number: int, run: TrainingRun) -> Comparison:
         found = estimate(run)
         expected = moments(run)["end of forward"]["activations"]
         asked = "measure"
-        truth = measure(run, "simulated")
+        # in the second step DistributedDataParallel rebuilds its buckets, next to gradients in the old ones
+        truth = measure(run, "simulated", steps=3 if run.bucket_view else 2)
     except ValueError as error:
         return Comparison(number, run, refused=f"{asked}: {_one_line(error)}")
     except Exception as error:
@@ -111,7 +112,7 @@ def _summary(outcomes: Sequence[Comparison], source: str) -> Table:
         ("as near as promised", sum(one.right for one in compared)),
         ("peak in the phase that the closed form names", sum(same_phase(one) for one in compared)),
     )
-    bounds = f"{AT_MOST_PERCENT} % on one rank, {SEVERAL_RANKS_PERCENT} % with FSDP2"
+    bounds = f"{AT_MOST_PERCENT} % on one rank, {SEVERAL_RANKS_PERCENT} % on one of several"
     medians = f"{MEDIAN_PERCENT} % and {SEVERAL_RANKS_MEDIAN_PERCENT} %"
     notes = [f"Promised: an error of at most {bounds}, at the median {medians}."]
     reasons = Counter(one.refused or one.failed for one in outcomes if not one.compared)

@@ -18,13 +18,10 @@ import torch._subclasses.fake_tensor as fake_tensor
 
 from ..allocator.policy import CachingAllocator, OutOfMemory
 from ..errors import StepError
-from ..gpus import Gpu, gpu
+from ..gpus import IMITATED, Gpu
 from ..units import binary
 from .call_site import calling_place, described
 from .patching import on_this_thread
-
-IMITATED = gpu("A100-80GB")
-"""The card that a simulated GPU is where none is named: it has every kernel that the course knows."""
 
 CARD = replace(IMITATED, name="simulated GPU")
 
@@ -90,8 +87,7 @@ def answers(memory: "Memory") -> list[tuple[Any, str, Any]]:
         (torch.accelerator.memory, accelerator),
         (torch.Tensor, {"record_stream": _nothing}),
         # torch's fake tensors ask `is_available`, too, and would make a real tensor on a GPU that says yes.
-        # These two go when torch asks its own build.
-        (fake_tensor.FakeTensorMode, {"avoid_device_init": True}),
+        # This goes when torch asks its own build.
         (fake_tensor, {} if torch.cuda.is_available() else {"init_gpu_context": _nothing}),
         (fake_tensor.log, {"disabled": True}),  # else a wrong shape writes a page before its error
     ]
@@ -214,7 +210,7 @@ def _of_card(card: Gpu) -> dict[str, Any]:
         "is_tf32_supported": _always(card.has_bf16),
         "get_device_name": partial(_of_one, _always(card.name)),
         "get_device_capability": partial(_of_one, _always(card.capability)),
-        "get_device_properties": partial(_of_one, _always(_properties(card))),
+        "get_device_properties": partial(_of_one, _always(properties_of(card))),
         "device_count": _always(1),
         "current_device": _always(0),
         "get_arch_list": _always(["sm_{}{}".format(*card.capability)]),
@@ -230,12 +226,27 @@ def _supports_bf16(card: Gpu, including_emulation: bool = True) -> bool:
     return card.has_bf16 or including_emulation
 
 
-def _properties(card: Gpu) -> SimpleNamespace:
+THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
+"""Resident threads per multiprocessor, by compute capability; on every other card of the catalog 2,048.
+
+The CUDA C++ programming guide has them, and 65,536 registers for all ("Compute Capabilities").
+"""
+
+
+def properties_of(card: Gpu) -> SimpleNamespace:
     """The answer of `get_device_properties`, as far as it is known of this card."""
     major, minor = card.capability
     known = {"multi_processor_count": card.processors} if card.processors else {}
     return SimpleNamespace(
-        name=card.name, total_memory=card.room, warp_size=32, major=major, minor=minor, **known
+        name=card.name,
+        gcnArchName=card.name,  # of an NVIDIA card torch has its name here, too
+        total_memory=card.room,
+        warp_size=32,
+        major=major,
+        minor=minor,
+        regs_per_multiprocessor=65536,
+        max_threads_per_multi_processor=THREADS.get(card.capability, 2048),
+        **known,
     )
 
 

@@ -55,11 +55,17 @@ LIES_OTHERWISE: dict[Any, Callable[[Any], bool]] = {
 }
 """CUDA kernels that first copy the gradient, their first argument, if it lies otherwise; and when it does."""
 
-NOT_EXPANDED = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default})
-"""CUDA kernels that first copy what was expanded, as a sum's gradient is; dimensions may have any order."""
+WITH_BIAS = frozenset({aten.addmm.default, aten.addmm.out})
+"""Products to which cuBLASLt adds the bias of a linear layer; `out` is what compiled code calls."""
 
-BATCHED = frozenset({aten.bmm.default, aten.baddbmm.default})
+ADDING = WITH_BIAS | {aten.baddbmm.default, aten.baddbmm.out}
+"""Products whose first argument is added."""
+
+BATCHED = frozenset({aten.bmm.default, aten.bmm.out, aten.baddbmm.default, aten.baddbmm.out})
 """Products that may take one matrix for a whole batch: cuBLAS takes a stride of 0 from one to the next."""
+
+NOT_EXPANDED = WITH_BIAS | BATCHED | {aten.mm.default, aten.mm.out}
+"""CUDA kernels that first copy what was expanded, as a sum's gradient is; dimensions may have any order."""
 
 SUMS = frozenset({aten.sum.dim_IntList, aten.mean.dim})
 """Operators that add along dimensions, in a kernel of cuda/Reduce.cuh."""
@@ -127,12 +133,18 @@ def _efficient_scratch(q: torch.Tensor, k: Any, v: torch.Tensor, *_: Any) -> Scr
     return [((*q.shape[:-1], v.size(-1)), torch.float32)]
 
 
+def _ctc_backward_scratch(*args: Any) -> Scratch:
+    """Return as many numbers as forward kept, its seventh argument here (`log_beta` in cuda/LossCTC.cu)."""
+    return [(tuple(args[6].shape), args[6].dtype)]
+
+
 SCRATCH: dict[Any, Callable[..., Scratch]] = {
     aten._safe_softmax.default: _safe_softmax_scratch,
     aten._scaled_dot_product_efficient_attention.default: _efficient_scratch,
     aten._softmax_backward_data.default: _softmax_scratch,
     aten.native_group_norm.default: _group_norm_scratch,
     aten.native_group_norm_backward.default: _group_norm_backward_scratch,
+    aten._ctc_loss_backward.default: _ctc_backward_scratch,
     aten.logsumexp.default: lambda x, *_: [(tuple(x.shape), x.dtype)],  # x less its maxima (ReduceOps.cpp)
 }
 """What CUDA kernels take while they run, by their arguments; paths are in torch's aten/src/ATen/native."""
@@ -151,13 +163,14 @@ def taken_before(func: Any, args: Any, workspaces: Workspaces | None) -> Taken:
     elif func in NOT_EXPANDED:
         # prepare_batch_matrix_for_cublas in ATen/native/cuda/Blas.cpp
         first = 1 if func in BATCHED else 0
-        copied = [one for one in args if isinstance(one, torch.Tensor) and _is_expanded(one, first)]
+        factors = args[1:3] if func in ADDING else args[:2]  # what is added goes into the result first
+        copied = [one for one in factors if isinstance(one, torch.Tensor) and _is_expanded(one, first)]
     taken: Taken = []
     if copied:  # rarely; this spares most operators the comprehension, which is a call
         taken = [(one.nbytes, tuple(one.shape), one.dtype) for one in copied]
     if func in SCRATCH:
         taken += [(prod(shape) * dtype.itemsize, shape, dtype) for shape, dtype in SCRATCH[func](*args)]
-    if func is aten.addmm.default and workspaces and workspaces.lt_each:
+    if func in WITH_BIAS and workspaces and workspaces.lt_each:
         taken.append((workspaces.lt_each, (workspaces.lt_each,), torch.uint8))
     return taken
 

@@ -1,7 +1,6 @@
-"""DistributedDataParallel and ZeRO-1 on real processes of the CPU, each tracked.
+"""DistributedDataParallel and ZeRO-1: on real processes of the CPU, each tracked, or as one simulated rank.
 
-DistributedDataParallel's reducer wants real gradients. `course_utils.ranks.launch` runs this module once for
-each rank.
+`course_utils.ranks.launch` runs this module once for each rank.
 """
 
 import base64
@@ -36,6 +35,11 @@ MOST_PROCESSES = 8
 def measure_data_parallel(run: TrainingRun, steps: int) -> Measurement:
     """Rank 0's memory in `steps` steps of `run` on `world_size` processes; the peak is the last step's."""
     check_data_parallel(run)
+    if run.world_size > MOST_PROCESSES:
+        raise ValueError(
+            f"{run.world_size} processes are too many for one computer. Up to {MOST_PROCESSES} run here;"
+            " source='simulated' is for any number of ranks"
+        )
     content = base64.b64encode(pickle.dumps((run, steps))).decode()
     found = run_ranks(__name__, run.world_size, [content])[0]
     provenance = provenance_of("cpu", f"rank 0 of {run.world_size} processes (gloo)")
@@ -43,26 +47,19 @@ def measure_data_parallel(run: TrainingRun, steps: int) -> Measurement:
 
 
 def check_data_parallel(run: TrainingRun) -> None:
-    """Raise ValueError, naming what works, for a run that is not covered on several processes."""
-    if run.world_size > MOST_PROCESSES:
-        raise ValueError(
-            f"{run.world_size} processes are too many for one computer. Up to {MOST_PROCESSES} run here;"
-            " zero_stage=3 is simulated for any number of ranks"
-        )
+    """Raise ValueError, naming what works, for a run that is not covered in data parallelism."""
     if run.loss_chunks > 1 or run.lora_rank:
-        raise ValueError(
-            "several processes run without LoRA and a chunked loss: set lora_rank=0, loss_chunks=1"
-        )
+        raise ValueError("several ranks run without LoRA and a chunked loss: set lora_rank=0, loss_chunks=1")
 
 
 class MastersOfShares(MasterOptimizer):
     """ZeRO-1 with master weights: of its share of whole tensors alone, each then sent to every other rank."""
 
-    def __init__(self, run: TrainingRun, named: Named) -> None:
+    def __init__(self, run: TrainingRun, named: Named, simulated: bool) -> None:
         self.shares = zero_1_shares(parameter_shapes(run.model), run.world_size)
         self.everything = dict(named)
         mine = self.shares[dist.get_rank()]
-        super().__init__(run, [(name, self.everything[name]) for name in mine], simulated=False)
+        super().__init__(run, [(name, self.everything[name]) for name in mine], simulated)
 
     def step(self) -> None:
         super().step()
@@ -81,9 +78,11 @@ class ReplicatedTraining(Training):
     # It is called as the network in it is.
     network: DistributedDataParallel  # pyrefly: ignore [bad-override-mutable-attribute]
 
-    def __init__(self, run: TrainingRun) -> None:
+    def __init__(self, run: TrainingRun, device: str = "cpu", simulated: bool = False) -> None:
         torch.manual_seed(SEED)
-        super().__init__(run, "cpu", simulated=False)
+        super().__init__(run, device, simulated)
+        if simulated:  # then one batch is as another
+            return
         rank = dist.get_rank()
         b = run.micro_batch
         mine = whole_batch(run)[rank * b : (rank + 1) * b]
@@ -97,9 +96,9 @@ class ReplicatedTraining(Training):
     def _optimizer(self) -> torch.optim.Optimizer | MasterOptimizer:
         named = list(self.network.module.named_parameters())
         if self.run.precision.master and self.run.zero_stage:
-            return MastersOfShares(self.run, named)
+            return MastersOfShares(self.run, named, self.simulated)
         if self.run.precision.master:
-            return MasterOptimizer(self.run, named, simulated=False)
+            return MasterOptimizer(self.run, named, self.simulated)
         if not self.run.zero_stage:
             return make_optimizer(self.run.optimizer, named)
         from torch.distributed.optim import ZeroRedundancyOptimizer

@@ -6,6 +6,9 @@ import torch
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._mode_utils import no_dispatch
+from torch.utils._pytree import tree_map_only
+
+from .shapes import RULES
 
 ASK_DEVICE = torch.ops.prim.device.default
 """Half of all that a simulated step asks: autograd and optimizers look at devices all the time."""
@@ -59,6 +62,11 @@ class QuickFakeMode(FakeTensorMode):
             return self._faked(view, args[0].fake_device)
         if func in NAMED_REGIONS:
             return func(*args, **(kwargs or {}))
+        if func in RULES:
+            with fake_tensor.in_kernel_invocation_manager(self):
+                shapes = RULES[func](*args, **(kwargs or {}))
+            device = args[0].fake_device
+            return tree_map_only(torch.Tensor, lambda one: self._faked(one, device), shapes)
         return self.dispatch(func, types, args, kwargs or {})
 
     def _constant(self, number: torch.Tensor) -> FakeTensor:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..breakdown import MemoryBreakdown
-from ..measurement import Allocation, Mark, Measurement, Provenance, Timeline
+from ..measurement import Allocation, Mark, Measurement, Messages, Provenance, Timeline
 
 AS = " as "  # Between the name of a GPU and that of the smaller card which it stood for
 SIMULATED_GPU = "simulated GPU"  # The device under which simulated runs are recorded
@@ -199,6 +199,7 @@ def from_json(content: dict[str, Any], note: str) -> Measurement:
         losses=content.get("losses", ()),
         counters=content.get("counters", {}),
         not_predicted=content.get("not_predicted", {}),
+        messages=tuple(Messages(**each) for each in content.get("messages", ())),
     )
 
 
@@ -247,6 +248,25 @@ def _moments_kept(measured: Measurement, points: int) -> list[int]:
     return sorted(highest | begins | {0, measured.peak_event, len(totals)})
 
 
+def everything_to_json(measured: Measurement) -> dict[str, Any]:
+    """All of a measurement as JSON."""
+    more = {
+        "note": measured.provenance.note,
+        "losses": list(measured.losses),
+        "counters": dict(measured.counters),
+        "messages": [vars(each) for each in measured.messages],
+        "not_predicted": dict(measured.not_predicted),
+    }
+    return to_json(measured, whole=True) | more
+
+
+def everything_from_json(content: dict[str, Any]) -> Measurement:
+    """The measurement that `everything_to_json` was given, with the source that it had."""
+    source, device, torch_version, date = content["provenance"]
+    origin = Provenance(source, device, torch_version, date, content["note"])
+    return replace(from_json(content, ""), provenance=origin)
+
+
 def save_measurement(measured: Measurement, path: str | Path) -> Path:
     """Write a measurement with all its allocations to `path` and return that path.
 
@@ -265,15 +285,9 @@ def save_measurement(measured: Measurement, path: str | Path) -> Path:
             raise ValueError(
                 f"nothing was written: {error}. Choose another name, or delete that file"
             ) from None
-    more = {
-        "note": measured.provenance.note,
-        "losses": list(measured.losses),
-        "counters": dict(measured.counters),
-        "not_predicted": dict(measured.not_predicted),
-    }
     # an earlier file stays whole until this one is
     partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
-    partial.write_bytes(gzip.compress(text_of({KEY: to_json(measured, whole=True) | more}), mtime=0))
+    partial.write_bytes(gzip.compress(text_of({KEY: everything_to_json(measured)}), mtime=0))
     partial.replace(path)
     return path
 
@@ -289,9 +303,10 @@ def read_measurement(path: str | Path) -> Measurement:
     try:
         for row in content["allocations"]:
             _check_allocation(row)
-        source, device, torch_version, date = content["provenance"]
-        origin = Provenance("recorded", SAVED_AS.get(source, device), torch_version, date, content["note"])
-        found = replace(from_json(content, ""), provenance=origin)
+        found = everything_from_json(content)
+        origin = found.provenance
+        device = SAVED_AS.get(origin.source, origin.device)
+        found = replace(found, provenance=replace(origin, source="recorded", device=device))
         # what these two add up has to be numbers
         found.timeline.curves()
         found.largest()

@@ -26,6 +26,7 @@ from ..pace import working
 from ..planning.twin import SAFETY
 from ..units import format_bytes
 from . import live
+from .compiling import compiling
 from .copy_to_device import OwnStep, carried_over, checked
 from .cuda_answers import CARD, Memory, answered
 from .phases import PLACEHOLDER, PhaseWatch
@@ -162,6 +163,9 @@ def _trace(own: OwnStep, provenance: Provenance, steps: int) -> Measurement:
         if simulated:
             stack.enter_context(answered(Memory(lambda: tracker.events, own.card or CARD)))
         watch = stack.enter_context(PhaseWatch(tracker, work, simulated))
+        changes = dict[str, None]()
+        if simulated:
+            stack.enter_context(compiling(own.card or CARD, changes))
         for number in range(1, steps + 1):
             watch.begin_step(number)
             pace.at(f"{said} step {number} of {steps}")
@@ -174,7 +178,7 @@ def _trace(own: OwnStep, provenance: Provenance, steps: int) -> Measurement:
             gc.collect()  # what only a cycle of references keeps is not a leak
             ends.append(len(tracker.events))
     measured = tracker.measurement(ends, losses, provenance)
-    return _noted(measured, *_notes(measured, own, watch.placeholders))
+    return _noted(measured, *_notes(measured, own, watch.placeholders), *changes)
 
 
 def _values(result: Any) -> list[float]:

@@ -6,7 +6,7 @@ row can go; `check_layout` names what a torch lacks. Smaller replacements say th
 
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -71,6 +71,12 @@ FOLLOWED = (
         "torch.autograd.graph:",
         ("_engine_run_backward",),
         "a line of code is in backward if this function is among its callers",
+        "torch has a documented way to ask",
+    ),
+    Inside(
+        "torch._C._functorch:",
+        ("get_unwrapped", "is_functorch_wrapped_tensor"),
+        "inside of torch.func.grad or vmap, a weight is a wrapper without a storage",
         "torch has a documented way to ask",
     ),
     Inside(
@@ -143,6 +149,12 @@ SIMULATED = (
         "torch tries attention's kernels in an order that a program can set, and sets it for a card it sees",
         "its choice of a kernel works for fake CUDA tensors",
     ),
+    Inside(
+        "torch._C:",
+        ("_jit_can_fuse_on_gpu", "_jit_override_can_fuse_on_gpu"),
+        "TorchScript fuses CUDA tensors' operators into a kernel, which it compiles with the driver",
+        "it leaves fake tensors alone",
+    ),
 )
 """What a simulated GPU needs in addition. `sharded` has what FSDP2 needs."""
 
@@ -180,3 +192,14 @@ def on_this_thread(owner: Any, name: str, replacement: Any) -> Iterator[None]:
 
     with mock.patch.object(owner, name, chosen):
         yield
+
+
+class UnlessCompiling:
+    """A module's hook that torch.compile does not see, which would trace it as a part of the model."""
+
+    def __init__(self, hook: Callable[..., Any]) -> None:
+        self.hook = hook
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self.hook(*args, **kwargs)

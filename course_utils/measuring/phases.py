@@ -14,7 +14,7 @@ from ..errors import StepError
 from .call_site import calling_place, described
 from .copy_to_device import OwnStep, tensors_in
 from .fake_mode import ASK_DEVICE, LIFT, READ_NUMBER
-from .patching import on_this_thread
+from .patching import UnlessCompiling, on_this_thread
 from .tracker import Tracker, has_made_of_others, newest_node
 
 PLACEHOLDER = 1.0  # The value of a simulated loss.item(): finite, and safe to divide by
@@ -57,8 +57,9 @@ class PhaseWatch(TorchDispatchMode):
         work = self.work
         enter = self._stack.enter_context
         for module in work.model.modules():
-            enter(module.register_forward_pre_hook(lambda *_: self._enter_module()))
-            enter(module.register_forward_hook(lambda *_: self._leave_module(), always_call=True))
+            enter(module.register_forward_pre_hook(UnlessCompiling(lambda *_: self._enter_module())))
+            leave = UnlessCompiling(lambda *_: self._leave_module())
+            enter(module.register_forward_hook(leave, always_call=True))
         tracker.bind("parameters", tensors_in(work.model, set()))
         tracker.watch(work.model, work.named_states)
         for tensor in tensors_in(work.batch, set()):

@@ -7,9 +7,10 @@ and its frees wait for other streams (`record_stream`).
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -19,6 +20,7 @@ import torch.distributed as dist
 from ..estimating.workspaces import Workspaces
 from ..networks import Transformer, build_network, default_dtype
 from ..run import TrainingRun
+from .cuda_answers import SimulatedEvent, SimulatedStream
 from .optimizers import make_optimizer
 from .patching import ONE_AT_A_TIME, Inside, check_layout, on_this_thread
 from .step import Training
@@ -48,6 +50,20 @@ def quick_plans() -> Any:
     return mock.patch.object(_sharding_prop, name, lambda *_: None, create=True)
 
 
+def shards_without_seeds() -> Any:
+    """Inside, random numbers for a DTensor are drawn for the shard of this rank alone.
+
+    torch shifts the random state of each rank, and a simulated GPU has none. Remove this when fake tensors
+    need none.
+    """
+    from torch.distributed.tensor import _random
+
+    plain = SimpleNamespace(
+        distribute_region_enabled=False, _distribute_region=lambda *_, **__: nullcontext()
+    )
+    return mock.patch.object(_random, "_rng_tracker", plain)
+
+
 @contextmanager
 def simulated_ranks(ranks: int) -> Iterator[Any]:
     """Inside, this process is rank 0 of so many, whose other ranks are not there; gives their device mesh."""
@@ -71,19 +87,19 @@ def own_streams() -> Iterator[None]:
         _Stream.entered = [_Stream()]
         for name, answer in STREAMS.items():
             stack.enter_context(on_this_thread(torch.cuda, name, answer))
-        stack.enter_context(mock.patch.multiple(torch.cuda, Stream=_Stream, Event=torch.cpu.Event))
+        stack.enter_context(mock.patch.multiple(torch.cuda, Stream=_Stream, Event=SimulatedEvent))
         yield
 
 
-class _Stream(torch.cpu.Stream):
+class _Stream(SimulatedStream):
     """A CUDA stream on which nothing waits; its `stream_id` is 0 for the default stream, then 1, 2, …"""
 
     numbers: Iterator[int]
     entered: list["_Stream"]  # the innermost last
-    device_index = 0
-    device_type = 1  # of CUDA: newer releases of torch read these three
+    device_type = 1  # of CUDA: newer releases of torch read it
 
-    def __init__(self, *_: Any, **__: Any) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.stream_id = next(_Stream.numbers)
 
 

@@ -27,7 +27,7 @@ from unittest import mock
 
 import torch
 import torch.optim.optimizer as torch_optimizer
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _python_dispatch
 
 from ..errors import SimulationUnavailable, StepError
@@ -230,7 +230,13 @@ def simulated_gpu(attention: str, mode: QuickFakeMode | None = None, card: Gpu =
         # cell. This goes when fake tensors know what cuDNN makes.
         stack.callback(setattr, torch.backends.cudnn, "enabled", torch.backends.cudnn.enabled)
         torch.backends.cudnn.enabled = False
+        # TorchScript would compile kernels for fake CUDA tensors and ask the driver: see `patching`.
+        stack.callback(torch._C._jit_override_can_fuse_on_gpu, torch._C._jit_can_fuse_on_gpu())
+        torch._C._jit_override_can_fuse_on_gpu(False)
         enter(torch.autograd.set_multithreading_enabled(False))  # an idle device thread can abort at exit
+        # On a GPU that the mode sees when entered, torch.tensor(0.0, device="cuda") makes a real tensor. This
+        # goes when the mode asks for no device.
+        enter(mock.patch.object(FakeTensorMode, "avoid_device_init", True))
         enter(mode or QuickFakeMode(**CHOICES))
         yield
 

@@ -17,14 +17,16 @@ from ..estimating.workspaces import workspaces_on
 from ..gpus import Gpu, gpu
 from ..measurement import Measurement
 from ..pace import working
-from ..planning.twin import fits, named, unsupported
+from ..planning.twin import fits, named, unsupported, untrainable
 from ..run import TrainingRun
 from ..units import GB, format_bytes
 from . import data_parallel, live, sharded, simulated
+from .cuda_answers import Memory, answered
 from .devices import Cuda
 from .files import SIMULATED_GPU
 from .own_step import measure_own
 from .recorded import find
+from .replicated import HostSide, RankTracker
 from .step import Training, follow, own_random_numbers, provenance_of
 from .tracker import Tracker
 
@@ -169,14 +171,13 @@ def card_here() -> Gpu:
 
 
 def _source_of_ranks(run: TrainingRun, source: str) -> str:
+    if source in ("auto", "simulated"):
+        return "simulated"
     if source == "recorded" or (run.zero_stage < 2 and source == "cpu"):
         return source
-    if run.zero_stage >= 2 and source in ("auto", "simulated"):
-        return "simulated"
     raise ValueError(
         f"{run.world_size} ranks with zero_stage={run.zero_stage} cannot be measured with source={source!r}:"
-        " zero_stage 2 and 3 (FSDP2) work with source='simulated',"
-        " 0 and 1 (DistributedDataParallel, whose reducer wants real gradients) with source='cpu'"
+        " choose source='simulated', or for zero_stage 0 and 1 source='cpu'"
         " and a small model in fp32 with eager attention"
     )
 
@@ -210,7 +211,9 @@ def _simulated(run: TrainingRun, steps: int, note: str) -> Measurement:
     if not works:
         notes = "; ".join(filter(None, (note, f"not simulated here: {how}")))
         return find(run, steps, notes, SIMULATED_GPU)
-    return simulated_rank(run, steps, note) if run.world_size > 1 else simulated_run(run, steps, note)
+    if run.world_size == 1:
+        return simulated_run(run, steps, note)
+    return (simulated_replica if run.zero_stage < 2 else simulated_rank)(run, steps, note)
 
 
 @lru_cache(maxsize=16)
@@ -249,6 +252,29 @@ def simulated_rank(run: TrainingRun, steps: int, note: str) -> Measurement:
     ):
         training = sharded.ShardedTraining(shown, mesh)
         tracker = sharded.ShardTracker("cuda", workspaces_on(run.card))
+        return follow(training, tracker, steps, provenance)
+
+
+@lru_cache(maxsize=16)
+def simulated_replica(run: TrainingRun, steps: int, note: str) -> Measurement:
+    """`steps` steps of `run` with DistributedDataParallel on rank 0 of `run.world_size` simulated ranks.
+
+    torch rebuilds its buckets after the first step. Raises as `simulated_rank`.
+    """
+    data_parallel.check_data_parallel(run)
+    if reason := untrainable(run):
+        raise ValueError(reason)
+    shown, fewer = _shortened(run)
+    provenance = provenance_of("simulated", note, f"rank 0 of {run.world_size} simulated ranks", fewer)
+    tracker = RankTracker("cuda", workspaces_on(run.card))
+    with (
+        sharded.simulated_ranks(run.world_size),
+        simulated.simulated_gpu(run.attention),
+        simulated.cycles_left_alone(),
+        answered(Memory(lambda: tracker.events)),
+        HostSide(tracker),
+    ):
+        training = partial(data_parallel.ReplicatedTraining, shown, "cuda", simulated=True)
         return follow(training, tracker, steps, provenance)
 
 

@@ -5,7 +5,7 @@
 
 import atexit
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import date
@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from ..gpus import Gpu
+from ..gpus import IMITATED, Gpu
 from ..measurement import Measurement, Provenance
 from ..networks import Transformer, chunked_loss, loss_of, network_for
 from ..pace import working
 from ..planning.twin import named
 from ..run import TrainingRun
-from .cuda_answers import CARD, IMITATED
+from .cuda_answers import CARD
 from .devices import Phases
 from .optimizers import Named, make_codebooks, make_optimizer, named_states_of
 from .patching import ONE_AT_A_TIME
@@ -269,11 +269,18 @@ def _tf32(allowed: bool) -> Iterator[None]:
         matmul.fp32_precision = before
 
 
-def follow(training: Training, tracker: Tracker, steps: int, provenance: Provenance) -> Measurement:
-    """Run `steps` steps of `training` under `tracker`; the peak is that of the last one."""
+def follow(
+    training: Training | Callable[[], Training], tracker: Tracker, steps: int, provenance: Provenance
+) -> Measurement:
+    """Run `steps` steps of `training` under `tracker`; the peak is that of the last one.
+
+    A function that makes the training is called under the tracker as well.
+    """
     said = "simulating" if provenance.source == "simulated" else "tracing"
     # The tracker is entered last, after the fake mode: it sees an operator first, then what that mode makes.
     with working(said) as work, tracker:
+        if not isinstance(training, Training):
+            training = training()
         tracker.watch(training.network, training.named_states)
         tracker.bind("inputs", [training.tokens, training.targets])
         ends = []

@@ -34,9 +34,20 @@ from ..units import round_up
 from . import convolutions
 from .call_site import Place, calling_instruction, calling_place, described
 from .convolutions import CONVOLUTIONS
-from .cuda_kernels import SPECIAL, SUMS, WITH_CUBLAS, Own, Taken, not_on_the_gpu, own_scratch, taken_before
+from .cuda_kernels import (
+    SPECIAL,
+    SUMS,
+    WITH_BIAS,
+    WITH_CUBLAS,
+    Own,
+    Taken,
+    not_on_the_gpu,
+    own_scratch,
+    taken_before,
+)
 from .fake_mode import ASK_DEVICE, device_of
-from .patching import FOLLOWED, ONE_AT_A_TIME, check_layout, on_this_thread
+from .generated_code import is_generated, origin
+from .patching import FOLLOWED, ONE_AT_A_TIME, UnlessCompiling, check_layout, on_this_thread
 
 aten = torch.ops.aten
 
@@ -142,6 +153,7 @@ class Tracker(TorchDispatchMode):
         # how many nodes backward itself has made
         self._by_backward = 0
         self._place: Place | None = None
+        self._fused = ""  # the operators of the generated kernel that is about to run
         self._module = ""
         self.states: States = list
         self._patches = ExitStack()
@@ -234,7 +246,7 @@ class Tracker(TorchDispatchMode):
     def _note_workspaces(self, func: Any, sizes: Workspaces) -> None:
         in_backward = torch._C._current_graph_task_id() != -1
         wanted = {"cuBLAS workspace": sizes.cublas}
-        if func is aten.addmm.default:  # a linear layer with a bias
+        if func in WITH_BIAS:
             wanted["cuBLASLt workspace"] = sizes.lt
         for name, size in wanted.items():
             if size and (in_backward, name) not in self._noted_workspaces:
@@ -268,6 +280,9 @@ class Tracker(TorchDispatchMode):
         A forward operator makes the node with the newest number, and its backward runs for that node.
         """
         self._place, in_engine = calling_place()
+        self._fused = ""
+        if self._place and is_generated(self._place[0]):
+            self._fused, self._place = origin(*self._place)
         # the first part again spares most operators a call
         self._module = self.modules[-1] or self._running()
         if in_engine:
@@ -319,7 +334,9 @@ class Tracker(TorchDispatchMode):
             return None
         if known is not None:  # resized in place: what was there is gone
             self._free(storage._cdata)
-        return self._born(storage, tuple(tensor.shape), _name(tensor.dtype), _operation(func))
+        # compiled code allocates what a kernel then fills
+        operation = (self._fused if func is aten.empty_strided.default else "") or _operation(func)
+        return self._born(storage, tuple(tensor.shape), _name(tensor.dtype), operation)
 
     def _born(
         self, storage: torch.UntypedStorage, shape: tuple[int, ...], dtype: str, operation: str
@@ -460,8 +477,10 @@ class Tracker(TorchDispatchMode):
         self.bind_states()
         for path, module in network.named_modules():
             name = path or type(network).__name__
-            self._hooks.append(module.register_forward_pre_hook(partial(self._enter_module, name)))
-            self._hooks.append(module.register_forward_hook(self._leave_module, always_call=True))
+            enter = UnlessCompiling(partial(self._enter_module, name))
+            self._hooks.append(module.register_forward_pre_hook(enter))
+            leave = UnlessCompiling(self._leave_module)
+            self._hooks.append(module.register_forward_hook(leave, always_call=True))
 
     def _bind_gradient(self, name: str, owner: torch.Tensor) -> None:
         self.bind("gradients", [owner.grad], name)
@@ -620,7 +639,9 @@ def _parts(value: Any) -> Iterator[torch.Tensor]:
     """The tensors that hold a tensor's data: itself, or those that a tensor made of others is made of."""
     if not isinstance(value, torch.Tensor):
         return
-    if is_traceable_wrapper_subclass(value):
+    if torch._C._functorch.is_functorch_wrapped_tensor(value):  # inside of torch.func.grad or vmap
+        yield from _parts(torch._C._functorch.get_unwrapped(value))
+    elif is_traceable_wrapper_subclass(value):
         for name in value.__tensor_flatten__()[0]:
             yield from _parts(getattr(value, name))
     else:

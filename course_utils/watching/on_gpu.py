@@ -24,11 +24,13 @@ from ..estimating.workspaces import workspaces_of
 from ..gpus import Gpu, gpu
 from ..measuring import live
 from ..measuring.call_site import calling_place, described
+from ..measuring.compiling import compiling
 from ..measuring.cuda_answers import CARD, Memory, answered
 from ..measuring.fake_mode import ASK_DEVICE, QuickFakeMode
 from ..measuring.own_step import errors_told
 from ..measuring.patching import ONE_AT_A_TIME, on_this_thread
-from ..measuring.sharded import ShardTracker, own_streams, quick_plans, simulated_ranks
+from ..measuring.replicated import RankTracker
+from ..measuring.sharded import own_streams, quick_plans, shards_without_seeds, simulated_ranks
 from ..measuring.simulated import CHOICES, availability, simulated_gpu
 from ..measuring.sources import forced_source
 from ..measuring.step import provenance_of
@@ -38,6 +40,7 @@ from ..pace import working
 from ..planning.twin import named
 from ..units import parse_bytes
 from .patches import replaced
+from .ranks import fsdp1_refused
 from .steps import HostValues, known_values
 
 NO_VALUE = (
@@ -57,9 +60,9 @@ def on_gpu(
     block (or cell) to the next. torch.cuda answers: memory_allocated, max_memory_allocated, memory_reserved,
     memory_stats, mem_get_info, memory._snapshot and so on. `memory`, in bytes or as in "16 GB", is where
     torch.OutOfMemoryError is raised; without it a simulated GPU has no limit. With `ranks` over 1 this is
-    rank 0 of so many simulated ones, for FSDP2, always simulated, and nothing lives on after the block. A GPU
-    with less memory than the code `needs` (written as `memory` is) is simulated, too. Afterwards torch is as
-    it was.
+    rank 0 of so many simulated ones, always simulated, for DistributedDataParallel, FSDP2 and DTensors, and
+    nothing lives on after the block. A GPU with less memory than the code `needs` (written as `memory` is)
+    is simulated, too. Afterwards torch is as it was.
 
     `card` is a name of `gpus.GPUS`. The simulated GPU then is that card: what torch.cuda says of it, which
     attention kernel torch chooses, cuBLAS's workspaces, and its memory without CUDA's context, unless
@@ -115,7 +118,7 @@ def _simulated(asked: Gpu | None, ranks: int) -> "_Card":
     if ranks > 1:
         workspaces = workspaces_of(asked.capability) if asked else None
         return _Card(
-            ShardTracker("cuda", workspaces), asked or CARD, "a simulated rank of a block that is over"
+            RankTracker("cuda", workspaces), asked or CARD, "a simulated rank of a block that is over"
         )
     return _card() if asked is None else _named_card(asked)
 
@@ -223,6 +226,8 @@ class _Card:
                 run(on_this_thread(torch._C, "_get_accelerator", lambda *_: torch.device("cuda")))
                 run(mock.patch.multiple(dist, init_process_group=_is_there, destroy_process_group=_is_there))
                 run(quick_plans())
+                run(shards_without_seeds())
+                run(fsdp1_refused())
             run(simulated_gpu("auto", self.mode, card))
             run(errors_told(self.tracker, "the simulated GPU", ELSEWHERE))
             run(mock.patch.object(self.mode, "entered", True))
@@ -235,6 +240,7 @@ class _Card:
                 run(on_this_thread(torch.cuda.memory, name, getattr(self, name)))
             run(on_this_thread(FakeTensor, "__repr__", _shown))
             run(_NoValues(self))
+            run(compiling(card, notes, lasting=True))
             yield
 
     def check_room(self) -> None:

@@ -11,9 +11,8 @@ from typing import Any
 
 from ..allocator.replay import replay
 from ..estimating.workspaces import installed_torch
-from ..gpus import Gpu
-from ..measurement import Allocation, Measurement
-from ..measuring.cuda_answers import IMITATED
+from ..gpus import IMITATED, Gpu
+from ..measurement import Allocation, Measurement, Messages
 from ..units import aligned, format_bytes, percent
 from .which_cards import Answer, answer_on, answers
 
@@ -94,6 +93,8 @@ class Report:
             for kind, most in measured.not_predicted.items()
         ]
         lines = [aligned(peaks, 3), "", str(measured.breakdown), "", repr(measured.explain(self.count)), ""]
+        if measured.messages:
+            lines += ["Messages to other ranks in this step:", _messages(measured.messages), ""]
         if self.wanted:
             lines += [f"{self.wanted.name}: {self.wanted.words.lower()}", ""]
         lines += [*lines_of_cards(measured, self.cards), ""]
@@ -120,6 +121,14 @@ def _in_gb(size: int) -> str:
 
 def _seen(most: int | None) -> str:
     return "never recorded" if most is None else f"up to {_in_gb(most)}"
+
+
+def _messages(messages: Sequence[Messages]) -> str:
+    rows = [("", "", "together", "sent in a ring")]
+    rows += [
+        (one.kind, f"{one.count} ×", format_bytes(one.bytes), format_bytes(one.sent)) for one in messages
+    ]
+    return aligned(rows)
 
 
 def lines_of_cards(measured: Measurement, found: Sequence[Answer]) -> Iterator[str]:

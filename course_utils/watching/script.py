@@ -1,11 +1,12 @@
 """Somebody's own training script, unchanged, for a few optimizer steps on the simulated GPU or a real one."""
 
+import atexit
 import contextlib
 import os
 import runpy
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,22 +21,26 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
+from .. import fence
 from ..errors import ScriptError, SimulationUnavailable, StepError
 from ..estimating.workspaces import workspaces_of
-from ..gpus import Gpu, gpu
+from ..gpus import IMITATED, Gpu, gpu
 from ..measurement import Measurement
 from ..measuring import live
 from ..measuring.call_site import described, is_machinery
-from ..measuring.cuda_answers import IMITATED, Memory, answered
+from ..measuring.compiling import compiling
+from ..measuring.cuda_answers import Memory, answered
 from ..measuring.patching import on_this_thread
 from ..measuring.phases import PLACEHOLDER
 from ..measuring.release import chain, let_go
+from ..measuring.replicated import RankTracker
 from ..measuring.simulated import availability, simulated_gpu
 from ..measuring.sources import MOST_STEPS, forced_source
 from ..measuring.step import own_random_numbers, provenance_of
 from ..measuring.tracker import FailedOperator, Tracker
 from ..planning.twin import named
 from .patches import replaced
+from .ranks import as_one_rank, check_ranks
 from .shield import NotAllowed, memory_limited, nothing_changed
 from .steps import Finished, HostValues, ScriptWatch
 
@@ -44,6 +49,10 @@ HISTORY = (
     (torch.cuda, "memory_summary"),
     (OF_MEMORY, "_record_memory_history"),
     (OF_MEMORY, "_dump_snapshot"),
+)
+REFUSED = (
+    "While it is watched, what Python's own functions write goes to a temporary folder. Another library's "
+    "functions cannot write: leave them out while you watch it."
 )
 
 
@@ -91,22 +100,31 @@ def watch_script(
     *,
     card: str | None = None,
     steps: int = 2,
+    ranks: int | None = None,
+    rank: int = 0,
 ) -> Measurement:
     """Run a script until each of its optimizers has stepped `steps` times; return where each byte went.
 
     The peak is that of the last step. `card` is a name of `gpus.GPUS`, on which `place_for` has the rest.
-    Nothing of the user's is written or deleted, and the network is closed. What the script prints goes to
-    stderr. Raises ScriptError, with the line, for a script that fails, trains nothing or cannot be followed,
-    ValueError for a path that is no script's, for other steps than 1 to 1000, and as `place_for`,
+    A script made for torchrun is watched as `rank` of `ranks`, which are simulated. Nothing of the user's is
+    written or deleted, and the network is closed. What the script prints goes to stderr. Raises ScriptError,
+    with the line, for a script that fails, trains nothing or cannot be followed, ValueError for a path that
+    is no script's, for other steps than 1 to 1000, for a rank that does not exist, and as `place_for`,
     SimulationUnavailable where no GPU can be simulated.
     """
     if not 1 <= steps <= MOST_STEPS:
         raise ValueError(f"steps is {steps}: a number from 1 to {MOST_STEPS}")
+    check_ranks(ranks, rank)
     place = place_for(card, source)
     simulated = place.simulated
+    if ranks is not None and not simulated:
+        raise ValueError("several ranks are simulated only: leave --ranks out, or source='live'")
     path = _checked(path)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ScriptError("a script is watched on one GPU: start it without torchrun (WORLD_SIZE is above 1)")
+    if ranks is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ScriptError(
+            "a script is watched in one process: start it without torchrun (WORLD_SIZE is above 1),"
+            " and say --ranks 8 to watch it as one of 8 ranks"
+        )
     # The mode that is entered last sees an operator first: HostValues says where it runs, the watch in which
     # phase, the tracker what is made, and the simulated GPU makes it.
     with ExitStack() as stack:
@@ -120,12 +138,14 @@ def watch_script(
             run(simulated_gpu("auto", card=place.card))
         else:
             run(torch.autograd.set_multithreading_enabled(False))
-        tracker = run(Tracker("cuda", workspaces_of(place.card.capability), place.card))
+        follow = RankTracker if simulated else Tracker
+        tracker = run(follow("cuda", workspaces_of(place.card.capability), place.card))
         if simulated:  # scripts ask if torch has CUDA; HISTORY comes after `answered`, which refuses it
             run(answered(Memory(lambda: tracker.events, place.card)))
             run(on_this_thread(torch.backends.cuda, "is_built", lambda: True))
             for owner, name in HISTORY:
                 run(mock.patch.object(owner, name, partial(_without_history, changes)))
+            run(as_one_rank(ranks, rank, changes))
         measured: list[Measurement] = []
         provenance = provenance_of("simulated" if simulated else "live", card=place.card)
 
@@ -137,6 +157,10 @@ def watch_script(
         values = HostValues(watch.arrived)
         if simulated:  # after the watch: both answer for a fake tensor's numbers, and these know some
             run(values)
+            # until something else tells of the first tensor that another thread makes on the GPU
+            begin = partial(watch.begin_gpu, torch.cuda._lazy_init)
+            run(mock.patch.object(torch.cuda, "_lazy_init", begin))
+            run(compiling(place.card, changes))
         _execute(path, arguments, watch)
         notes = [*_steps(watch, values), *changes, *elsewhere.notes(), *filter(None, [place.why])]
         if not place.card.has_bf16 and any(item.dtype == "bfloat16" for item in measured[0].allocations):
@@ -171,8 +195,10 @@ def _execute(path: Path, arguments: Sequence[str], watch: ScriptWatch) -> None:
         patched = mock.patch.multiple(sys, argv=[str(path), *arguments], path=places)
         # its own exit code would be taken for ours
         no_way_around = mock.patch.object(os, "_exit", sys.exit)
-        with patched, no_way_around, redirect_stdout(sys.stderr):
-            runpy.run_path(str(path), run_name="__main__")
+        register = partial(_register, atexit.register, path.parent.resolve())
+        no_handlers = mock.patch.object(atexit, "register", register)
+        with patched, no_way_around, no_handlers, redirect_stdout(sys.stderr):
+            runpy.run_path(str(path.absolute()), run_name="__main__")  # as Python's own `__file__`
     except Finished as finished:
         let_go(finished)
         return
@@ -181,15 +207,27 @@ def _execute(path: Path, arguments: Sequence[str], watch: ScriptWatch) -> None:
     except SystemExit as ended:
         why = f" by sys.exit({ended.code!r})" if ended.code else ""
     except BaseException as error:
-        sentence = _sentence(error, path, watch.tracker.failure)
+        if len(watch.ends) == watch.steps:  # it was ended already, and fails while it cleans up
+            let_go(error)
+            return
+        sentence = watch.in_a_thread or _sentence(error, path, watch.tracker.failure)
         let_go(error)
         raise ScriptError(sentence) from None
     if watch.stepped:
         with contextlib.suppress(Finished):
             watch.end_step()
     if not watch.ends:
-        raise ScriptError(f"{path.name} ends{why} without a step of a torch optimizer: nothing was trained")
+        nothing = f"{path.name} ends{why} without a step of a torch optimizer: nothing was trained"
+        raise ScriptError(watch.in_a_thread or nothing)
     watch.last_step()
+
+
+def _register(register: Callable[..., Any], folder: Path, function: Any, *args: Any, **kwargs: Any) -> Any:
+    """`atexit.register`, which leaves out the script's own handlers: they might write, unwatched."""
+    caller = sys._getframe(1).f_code.co_filename
+    if Path(caller).resolve().is_relative_to(folder):
+        return function
+    return register(function, *args, **kwargs)
 
 
 def _sentence(error: BaseException, path: Path, failure: FailedOperator | None) -> str:
@@ -202,18 +240,23 @@ def _sentence(error: BaseException, path: Path, failure: FailedOperator | None) 
     line = described((frames[-1].filename, frames[-1].lineno or 0)) if frames else path.name
     operation = failure.operation if failure else "this"
     for each in chain(error):
-        why = _why_not(each, operation)
+        why = _why_not(each, operation, line)
         if why is not None:
             return f"{line}: {why}"
     said = traceback.format_exception_only(error)[-1].strip()
+    if fence.is_up() and "Permission denied" in said:
+        said += f"\n{REFUSED}"
     shown = "".join(traceback.format_list(frames))
     return f"{line}: the script itself fails: {said}\n{shown.rstrip()}"
 
 
-def _why_not(error: BaseException, operation: str) -> str | None:
+def _why_not(error: BaseException, operation: str, line: str) -> str | None:
     """The reason why a script cannot do here what raised this error; None if it would fail anywhere."""
     if isinstance(error, NotAllowed | StepError):
-        return str(error).partition(": ")[2] or str(error)
+        said = str(error)
+        if said.startswith(f"{line}: "):  # code may have a colon of its own
+            return said.removeprefix(f"{line}: ")
+        return said.partition(": ")[2] or said
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
         return "ran out of host memory: tensors on the CPU are real here, only GPU tensors are simulated"
     if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
@@ -243,3 +286,5 @@ def _steps(watch: ScriptWatch, values: HostValues) -> Iterator[str]:
     if values.read:
         lines = ", ".join(list(values.read)[:3])
         yield f"values that the script reads on the GPU are placeholders of {PLACEHOLDER}: {lines}"
+    if values.anomalies:
+        yield "torch's anomaly detection finds nothing here: no simulated gradient is NaN"

@@ -1,7 +1,7 @@
 """Running somebody's script as a bystander: nothing of theirs is written or deleted, no process, no network.
 
-What Python writes goes to a temporary folder, from where it is read again. An audit hook stops all that gets
-around it.
+What Python writes goes to a temporary folder, from where it is read again. An audit hook stops what gets
+around it in Python. Libraries in C get around both: `apart` has a fence for them.
 """
 
 import builtins
@@ -50,6 +50,7 @@ AUDITED = {
     "os.symlink",
 }
 DEVICES = ("/dev/", "/proc/self/")
+NOT_DEVICES = "/dev/shm"  # Memory that processes share, with files of others
 SAFETENSORS = ("save_file", "serialize_file")
 
 AVAILABLE = Path("/proc/meminfo")
@@ -71,6 +72,8 @@ class Elsewhere:
         self.kept: dict[str, None] = {}
         self.stat = os.stat  # the genuine one: the name is replaced while a script is watched
         self.mkdir = os.makedirs
+        self.chdir = os.chdir
+        self.getcwd = os.getcwd
 
     def exists(self, path: str) -> bool:
         with suppress(OSError):
@@ -79,14 +82,21 @@ class Elsewhere:
 
     def is_own(self, path: Any) -> bool:
         """True for what is left alone: open files, devices, and what lies in this folder."""
-        return isinstance(path, int) or os.path.abspath(os.fsdecode(path)).startswith((self.folder, *DEVICES))
+        if isinstance(path, int):
+            return True
+        whole = os.path.abspath(os.fsdecode(path))
+        return whole.startswith((self.folder, *DEVICES)) and not whole.startswith(NOT_DEVICES)
 
     def shadow(self, path: Any) -> str:
         return self.folder + os.path.abspath(os.fsdecode(path))
 
     def reading(self, path: Any = ".") -> Any:
         """The path to read from: the file that the script wrote, if it did."""
-        if self.is_own(path) or not self.exists(self.shadow(path)):
+        if self.is_own(path):
+            return path
+        if self.getcwd().startswith(self.folder):  # where a relative path would be found in this folder alone
+            path = os.path.abspath(path)
+        if not self.exists(self.shadow(path)):
             return path
         both_folders = os.path.isdir(self.shadow(path)) and self.exists(os.fspath(path))
         return path if both_folders else self.shadow(path)
@@ -104,8 +114,18 @@ class Elsewhere:
         self.written.setdefault(os.fsdecode(path))
         return shadow
 
+    def enter(self, path: Any) -> None:
+        """`os.chdir`, also into a folder that the script has made."""
+        self.chdir(self.reading(path))
+
+    def current(self) -> str:
+        """`os.getcwd`: a folder that the script has made has the path that it was made with."""
+        here = self.getcwd()
+        return here.removeprefix(self.folder) or "/" if here.startswith(self.folder) else here
+
     def read(self, original: Callable[..., Any], path: Any = ".", *args: Any, **kwargs: Any) -> Any:
-        return original(self.reading(path), *args, **kwargs)
+        in_open_folder = kwargs.get("dir_fd") is not None
+        return original(path if in_open_folder else self.reading(path), *args, **kwargs)
 
     def open(self, original: Callable[..., Any], path: Any, how: Any = "r", *args: Any, **kwargs: Any) -> Any:
         mode = kwargs.pop("flags" if original is ORIGINAL_OS_OPEN else "mode", how)
@@ -115,7 +135,9 @@ class Elsewhere:
         else:
             writes = bool(set(mode) & set("wxa+"))
             whole = bool(set(mode) & set("wx"))
-        if not writes or kwargs.get("dir_fd") is not None:
+        if kwargs.get("dir_fd") is not None:
+            return original(path, mode, *args, **kwargs)
+        if not writes:
             return original(self.reading(path), mode, *args, **kwargs)
         if not isinstance(path, int) and self.exists(path) and "x" in str(mode):
             raise FileExistsError(f"{path} already exists")
@@ -130,11 +152,17 @@ class Elsewhere:
             return original(path, *args, **kwargs)
         if self._keep(path):
             return None
+        self.written.pop(os.fsdecode(path), None)
         return original(self.shadow(path), *args, **kwargs)
 
     def rename(self, original: Callable[..., Any], source: Any, target: Any, **kwargs: Any) -> None:
         self._keep(source)
         return original(self.writing(source, whole=False), self.writing(target), **kwargs)
+
+    def connect(self, original: Callable[..., Any], database: Any, *args: Any, **kwargs: Any) -> Any:
+        """A connection to the copy of a database; one in memory, or at an address, is left alone."""
+        in_a_file = database not in (":memory:", "") and not kwargs.get("uri")
+        return original(self.writing(database, whole=False) if in_a_file else database, *args, **kwargs)
 
     def _keep(self, path: Any) -> bool:
         """True for a file of the user's, that is there and that the script has not written: noted as kept."""
@@ -151,8 +179,16 @@ class Elsewhere:
         for way, names in ways.items():
             for name in names:
                 yield os, name, partial(way, getattr(os, name))
+        yield os, "chdir", self.enter
+        yield os, "getcwd", self.current
         yield shutil, "rmtree", partial(self.delete, shutil.rmtree)
-        yield torch, "save", _left_empty
+        if find_spec("_sqlite3"):  # Python may be built without it
+            for name in ("sqlite3", "sqlite3.dbapi2"):
+                module = import_module(name)
+                yield module, "connect", partial(self.connect, module.connect)
+        for owner in (torch.jit, torch.jit.RecursiveScriptModule, torch.export):
+            yield owner, "save", _left_empty
+        yield torch.autograd.profiler.profile, "export_chrome_trace", _left_empty
         if find_spec("safetensors"):
             for name in SAFETENSORS:
                 yield import_module("safetensors.torch"), name, _left_empty
@@ -172,7 +208,7 @@ class Elsewhere:
         changes = writes or event in AUDITED
         # by an open folder's number: of rmtree, which was let in
         in_folder = event in ("os.remove", "os.rmdir", "os.mkdir") and args[-1] >= 0
-        named = bool(args) and isinstance(args[0], (str, bytes))
+        named = bool(args) and isinstance(args[0], (str, bytes, os.PathLike))
         if changes and named and not in_folder and not self.is_own(args[0]):
             _refuse(f"would change {os.fsdecode(args[0])!r}, but a watched script must not change your files")
 
@@ -194,7 +230,7 @@ _watching: list[Elsewhere] = []
 
 
 def _left_empty(_: Any, file: Any, *__: Any, **___: Any) -> None:
-    """Write an empty file in place of a checkpoint: there are no values to write."""
+    """Write an empty file in place of one that a library would write around Python's `open`."""
     if isinstance(file, (str, os.PathLike)):
         builtins.open(file, "wb").close()
 
@@ -215,11 +251,20 @@ def _add_hook() -> None:
 
 
 @contextmanager
-def nothing_changed() -> Iterator[Elsewhere]:
-    """Inside, files are written elsewhere; processes and the network raise NotAllowed."""
+def nothing_changed(folder: str | None = None) -> Iterator[Elsewhere]:
+    """Inside, files are written elsewhere; processes and the network raise NotAllowed.
+
+    Elsewhere is this folder, or else one that is deleted afterwards. Within another block it is that block's.
+    """
+    if _watching:
+        yield _watching[-1]
+        return
     _add_hook()
-    with tempfile.TemporaryDirectory(prefix="watched-") as folder, ExitStack() as stack:
+    with ExitStack() as stack:
+        if folder is None:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="watched-"))
         elsewhere = Elsewhere(folder)
+        stack.callback(os.chdir, os.getcwd())
         for owner, name, replacement in list(elsewhere.replacements()):
             stack.enter_context(mock.patch.object(owner, name, replacement))
         stack.enter_context(mock.patch.object(sys, "dont_write_bytecode", True))

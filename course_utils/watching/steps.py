@@ -5,11 +5,12 @@ are known, and so are results of small known values on the simulated GPU.
 """
 
 import gc
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 from unittest import mock
 
 import torch
@@ -27,17 +28,22 @@ from ..measuring.copy_to_device import OwnStep
 from ..measuring.cuda_answers import check_device
 from ..measuring.fake_mode import ASK_DEVICE, LIFT, READ_NUMBER
 from ..measuring.optimizers import named_states_of
-from ..measuring.patching import on_this_thread
+from ..measuring.patching import UnlessCompiling, on_this_thread
 from ..measuring.phases import PLACEHOLDER, PhaseWatch, formatted
 from ..measuring.tracker import Tracker, has_made_of_others, tensors_in
+from .guesses import guess, guessed, known_on, known_values
+from .shield import NotAllowed
 
 # Steps of one optimizer after which another one, that was made and never stepped, is waited for no more
 PATIENCE = 16
 
 SMALL = 1 << 20  # Elements up to which values are known on the simulated GPU
 HUGE = 1 << 30  # Bytes from which a new tensor on the host has no values: a weight, not data
+ASK_PINNED = torch.ops.aten.is_pinned.default
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 ANY_VALUE = ("empty", "new_empty", "empty_like", "empty_strided")  # Operators that leave values open
+
+INDEX, MASKED = torch.ops.aten.index.Tensor, torch.ops.aten.masked_select.default
 
 
 class Finished(BaseException):
@@ -55,6 +61,8 @@ class ScriptWatch(PhaseWatch):
         self.finish = finish
         self.ends: list[int] = []
         self.taken: list[Counter[str]] = []
+        self.in_a_thread = ""  # a sentence once another thread has used the GPU, or an optimizer
+        self._thread = threading.get_ident()
         self.stepped: Counter[int] = Counter()  # by optimizer, since the last step of the training was over
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
         self._names: dict[int, str] = {}
@@ -63,9 +71,10 @@ class ScriptWatch(PhaseWatch):
 
     def _bind_all(self) -> None:
         enter = self._stack.enter_context
-        enter(all_modules.register_module_forward_pre_hook(self._enters))
-        enter(all_modules.register_module_forward_hook(self._leaves, always_call=True))
-        enter(all_optimizers.register_optimizer_step_pre_hook(lambda *_: self._before_update()))
+        enter(all_modules.register_module_forward_pre_hook(UnlessCompiling(self._enters)))
+        leaves = UnlessCompiling(only_here(self._leaves))
+        enter(all_modules.register_module_forward_hook(leaves, always_call=True))
+        enter(all_optimizers.register_optimizer_step_pre_hook(lambda *_: self._update_begins()))
         enter(all_optimizers.register_optimizer_step_post_hook(lambda one, *_: self._after_update(one)))
         self.tracker.states = self._named_states
         # no hook tells of zero_grad, or of a new optimizer: both stay until torch has one
@@ -79,12 +88,39 @@ class ScriptWatch(PhaseWatch):
 
         enter(mock.patch.object(torch.optim.Optimizer, "__init__", made))
 
+    def _update_begins(self) -> None:
+        if threading.get_ident() != self._thread:
+            self.refuse_thread()
+        self._before_update()
+
+    def refuse_thread(self) -> NoReturn:
+        """Raise NotAllowed, and keep its sentence, as an error ends its thread and not the script."""
+        self.in_a_thread = (
+            f"{described(calling_place()[0])}: runs in another thread, but only the main thread is followed:"
+            " call the thread's function there"
+        )
+        raise NotAllowed(self.in_a_thread)
+
+    def begin_gpu(self, begin: Callable[[], None]) -> None:
+        """`torch.cuda._lazy_init`, which a simulated tensor does not need: so this is another thread."""
+        if threading.get_ident() != self._thread:
+            self.refuse_thread()
+        begin()
+
     def arrived(self, tensors: list[FakeTensor]) -> None:
         """Bind what came to the GPU from the host, outside of a model, as inputs."""
         if self._depth == 0 and not self._in_backward():
-            self.tracker.bind("inputs", tensors)
+            known = ((tensor, self.tracker.known(tensor)) for tensor in tensors)
+            self.tracker.bind(
+                "inputs", (tensor for tensor, storage in known if storage and not storage.bound)
+            )
 
     def _enters(self, module: torch.nn.Module, _: Any) -> None:
+        if threading.get_ident() != self._thread:  # a module that it has made itself has real weights
+            if any(isinstance(weight, FakeTensor) for weight in module.parameters(recurse=False)):
+                self.refuse_thread()
+            return
+        module = getattr(module, "_orig_mod", module)  # of a module that torch.compile returned
         if self.tracker.step == 0:
             self.begin_step(1)
         if id(module) not in self._names:
@@ -172,18 +208,19 @@ class HostValues(TorchDispatchMode):
     placeholders, and the lines that read them are in `read`.
     """
 
-    GUESSES = True  # A loss that is compared counts as the placeholder
+    GUESSES = True  # A test of unknown values has the answer that the placeholder gives
 
     def __init__(self, arrived: Callable[[list[FakeTensor]], Any]) -> None:
         super().__init__()
         self.read: dict[str, None] = {}
+        self.anomalies = False  # True once backward has asked a gradient whether it has a NaN
         self._arrived = arrived
         self._stack = ExitStack()
 
     def __enter__(self) -> "HostValues":
         self._fake = torch.empty(0, device="cuda").fake_mode  # pyrefly: ignore [missing-attribute]
         enter = self._stack.enter_context
-        enter(all_modules.register_module_parameter_registration_hook(self._without_values))
+        enter(all_modules.register_module_parameter_registration_hook(only_here(self._without_values)))
         # What torch refuses for fake tensors is answered from known values. Each goes when torch answers.
         enter(on_this_thread(torch.utils, "swap_tensors", partial(self._swap, torch.utils.swap_tensors)))
         enter(on_this_thread(torch.UntypedStorage, "data_ptr", lambda storage: storage._cdata))
@@ -212,6 +249,8 @@ class HostValues(TorchDispatchMode):
             return func(*args, **kwargs)
         if has_made_of_others(types):
             return NotImplemented
+        if func is ASK_PINNED and torch._C._current_graph_task_id() != -1:
+            return True  # DDP's reducer has asked for pinned memory, and refuses what is not
         if "pin_memory" in kwargs:
             kwargs = kwargs | {"pin_memory": False}
         asked: Any = kwargs.get("device") or torch.device("cpu")
@@ -228,9 +267,40 @@ class HostValues(TorchDispatchMode):
         if func is not LIFT and not all(isinstance(one, FakeTensor) for one in given):
             args, kwargs = tree_map_only(torch.Tensor, self._let_in, (args, kwargs))
             given = [*tensors_in(args), *tensors_in(kwargs.values())]
-        out = func(*args, **kwargs)
+        if torch.Tag.dynamic_output_shape in func.tags:
+            out = self._shaped_by_values(func, args, kwargs, given)
+        else:
+            out = func(*args, **kwargs)
         self._follow_values(func, args, kwargs, given, out)
         return out
+
+    def _shaped_by_values(self, func: Any, args: Any, kwargs: Any, given: Sequence[torch.Tensor]) -> Any:
+        """The result of an operator whose shape depends on values, where these are known."""
+        if func is MASKED and args[0].shape == args[1].shape:  # CUDA's kernel, too, makes it an index
+            func, args = INDEX, (args[0], [args[1]])
+        if func is INDEX:
+            return func(args[0], self._positions(args[1]))
+        values = {id(one): known_values(one) for one in given}
+        if any(value is None for value in values.values()):
+            return func(*args, **kwargs)  # which raises torch's error
+        real_args, real_kwargs = tree_map_only(torch.Tensor, lambda one: values[id(one)], (args, kwargs))
+        with no_dispatch():
+            real = func(*real_args, **real_kwargs)
+        return tree_map_only(torch.Tensor, partial(known_on, given[0]), real)
+
+    def _positions(self, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """Indices with the positions that a known mask chooses instead of it, as CUDA's kernel makes them."""
+        found: list[torch.Tensor | None] = []
+        for index in indices:
+            mask = None if index is None or index.dtype != torch.bool else known_values(index)
+            if mask is None:
+                found.append(index)
+            else:
+                with no_dispatch():
+                    chosen = mask.nonzero()
+                assert index is not None, "a mask is known"
+                found += known_on(index, chosen).unbind(1)
+        return found
 
     def _without_values(self, _: Any, __: str, weight: Any) -> None:
         """Put a weight that a module registers into a simulated host's memory, without values."""
@@ -266,13 +336,17 @@ class HostValues(TorchDispatchMode):
         made = [leaf for leaf in tensors_in((out,)) if isinstance(leaf, FakeTensor)]
         if not any(_on_gpu(one) for one in given):
             self._arrived([one for one in made if _on_gpu(one)])
-        compared = made if self.GUESSES else []
-        values = {id(leaf): known_values(leaf, compared) for leaf in given}
+        values = {id(leaf): known_values(leaf) for leaf in given}
         unknown = any(value is None for value in values.values())
-        if unknown or _is_open_ended(func) or any(one.numel() > SMALL for one in made):
+        left_open = func.overloadpacket.__name__ in ANY_VALUE
+        is_random = torch.Tag.nondeterministic_seeded in func.tags
+        no_values = unknown or is_random or (left_open and not self.GUESSES)
+        if no_values or any(one.numel() > SMALL for one in made):
             if func._schema.is_mutable:
                 for one in made:
                     _forget(one)
+            if self.GUESSES and unknown:
+                guess(func, args, kwargs, given, made)
             return
         if "device" in kwargs:
             kwargs = kwargs | {"device": torch.device("cpu")}
@@ -280,6 +354,8 @@ class HostValues(TorchDispatchMode):
         try:
             with no_dispatch():
                 real = func(*args, **kwargs)
+                if left_open:
+                    real.fill_(PLACEHOLDER)
         except NotImplementedError:
             # the host lacks some kernels in 16 bits: these values are unknown from now on
             for one in made:
@@ -289,11 +365,17 @@ class HostValues(TorchDispatchMode):
             one.known = value  # pyrefly: ignore [missing-attribute]
 
     def _number(self, tensor: FakeTensor) -> Any:
-        """The number in a tensor where it is known, else the placeholder. Raises StepError for a truth."""
+        """The number in a tensor where it is known, else a placeholder.
+
+        Raises StepError for a truth where nothing is guessed.
+        """
         if tensor.dtype == torch.bool and known_values(tensor) is None:
-            raise StepError(
-                f"{described(calling_place()[0])}: tests values on the GPU, but a simulated GPU has no values"
-            )
+            if torch.is_anomaly_enabled() and calling_place()[1]:
+                self.anomalies = True
+                return False
+            if not self.GUESSES:
+                place = described(calling_place()[0])
+                raise StepError(f"{place}: tests values on the GPU, but a simulated GPU has no values")
         with no_dispatch():
             return self._values(tensor).item()
 
@@ -306,7 +388,18 @@ class HostValues(TorchDispatchMode):
         if (value := known_values(tensor)) is not None:
             return value
         self.read.setdefault(described(calling_place()[0]))
-        return torch.full(tensor.shape, PLACEHOLDER).to(tensor.dtype)
+        return torch.full(tensor.shape, guessed(tensor)).to(tensor.dtype)
+
+
+def only_here(hook: Callable[..., None]) -> Callable[..., None]:
+    """A hook that torch calls in all threads, for this one alone."""
+    here = threading.get_ident()
+
+    def chosen(*args: Any) -> None:
+        if threading.get_ident() == here:
+            hook(*args)
+
+    return chosen
 
 
 def _copied(tensor: FakeTensor, memo: dict[int, Any]) -> FakeTensor:
@@ -324,12 +417,6 @@ def _address(tensor: FakeTensor) -> int:
     return tensor.untyped_storage().data_ptr() + int(tensor.storage_offset()) * tensor.element_size()
 
 
-def _is_open_ended(func: Any) -> bool:
-    """True for an operator whose results may have any values: they are left open, or random."""
-    name = func.overloadpacket.__name__
-    return name in ANY_VALUE or torch.Tag.nondeterministic_seeded in func.tags
-
-
 def _on_gpu(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, FakeTensor) and tensor.fake_device.type == "cuda"
 
@@ -341,22 +428,6 @@ def _is_huge(args: Any, kwargs: Any) -> bool:
         return False
     dtype = kwargs.get("dtype") or torch.get_default_dtype()
     return torch.Size(shape).numel() * dtype.itemsize > HUGE
-
-
-def known_values(tensor: torch.Tensor, compared: Sequence[FakeTensor] = ()) -> torch.Tensor | None:
-    """A tensor's values on the host, None if nobody knows them.
-
-    A loss from which the truths `compared` were made has the placeholder.
-    """
-    if not isinstance(tensor, FakeTensor):
-        return tensor
-    value = vars(tensor).get("known")
-    if value is not None and (value.numel() == 0 or value.untyped_storage().nbytes()):
-        return value
-    if compared and compared[0].dtype == torch.bool and tensor.dim() == 0 and tensor.is_floating_point():
-        with no_dispatch():
-            return torch.tensor(PLACEHOLDER, dtype=tensor.dtype)
-    return None
 
 
 def _forget(tensor: FakeTensor) -> None:

@@ -54,7 +54,7 @@ def test_an_outcome_says_what_was_refused_what_broke_and_what_is_wrong(monkeypat
     assert found.compared and not found.right and found.percent < -accuracy.AT_MOST_PERCENT
     assert sum(found.kinds.values()) == found.estimated - found.simulated
 
-    def broken(run: TrainingRun, source: str) -> Measurement:
+    def broken(run: TrainingRun, source: str, steps: int) -> Measurement:
         raise KeyError("momentum")
 
     monkeypatch.setattr(accuracy, "measure", broken)
@@ -63,7 +63,7 @@ def test_an_outcome_says_what_was_refused_what_broke_and_what_is_wrong(monkeypat
 
 
 def test_the_tables_count_every_run_and_equal_refusals_together():
-    several = SMALL.replace(world_size=2)
+    several = SMALL.replace(world_size=2, loss_chunks=2)
     runs = [SMALL, SMALL.replace(precision="fp8"), several, several.replace(seq_len=32)]
     summary, by_kind, worst = accuracy.accuracy_tables(runs, "a test", lambda _: None)
     counted = {row[0]: row[1] for row in summary.rows}

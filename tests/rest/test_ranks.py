@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from engine import tiny
+from engine import simulate, tiny
 from real_ranks import LARGE_VOCABULARY, RUN, left_behind_by_a_caller_that_gets, measured_together, one_hangs
 from real_ranks import nothing_is_left as nothing_is_left
 
@@ -247,6 +247,16 @@ def test_the_estimated_peak_is_near_but_for_step_counters(changes):
     measured = all_measured()[run]
     assert measured.peak - counters(run) == pytest.approx(estimate(run).total, rel=0.01)
     assert estimate(run).phase == measured.peak_phase
+
+
+@pytest.mark.parametrize("changes", PEAKS, ids=str)
+def test_a_simulated_rank_takes_what_a_real_one_takes_but_for_step_counters(changes):
+    run = LARGE_VOCABULARY.replace(**changes)
+    real = all_measured()[run]
+    simulated = simulate(run)
+    assert real.peak - simulated.peak == counters(run)
+    for kind in ("parameters", "gradients", "activations", "communication", "temporaries"):
+        assert real.breakdown[kind] == simulated.breakdown[kind], kind
 
 
 @pytest.mark.parametrize("changes", RECIPES, ids=str)

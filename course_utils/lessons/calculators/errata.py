@@ -23,6 +23,7 @@ from ...units import GB, MiB, each, format_bytes, html_table, percent
 from ..accumulation.large_batch_results import GOYAL, GOYAL_CAPTION, RAMP, batch_at
 from ..accumulation.large_batch_results import published as goyal
 from ..parameters.counting import GPT2_PAPER
+from ..torch_compile.recorded import WAYS
 from .calculators import states_of
 
 PAGE = ROOT / "docs" / "errata.md"
@@ -202,6 +203,14 @@ def _numbers() -> Iterator[tuple[str, Mapping[str, Any]]]:
 
     fp8 = TrainingRun("gpt2-xl", precision="fp8").precision
     yield "fp8_states", {"first": fp8.first_moment, "second": fp8.state, "master": fp8.master}
+
+    ways = {
+        "eager": "eager",
+        "blocks": "each block",
+        "model": "the model",
+        "checkpoints": "the model, blocks in checkpoints",
+    }
+    yield "compiled", {name: _gb(WAYS[way]["peak"]) for name, way in ways.items()}
 
 
 def _adam_update(gradient: float, steps: int = 100) -> float:

@@ -36,19 +36,12 @@ _padding = _summed(lambda s, D: -s[0] % D * prod(s[1:]))
 
 SHARD_MISTAKES = {
     "You round down: then no rank owns the last numbers.": lambda shapes, D: _all(shapes, D) // D,
-    "You round down: then no rank owns the last rows.": _summed(lambda s, D: s[0] // D * prod(s[1:])),
-    "An even share of the numbers can be a fraction. FSDP2 shards whole rows.": (
-        lambda shapes, D: _all(shapes, D) / D
-    ),
     "You share out single numbers. FSDP2 shards whole rows.": _summed(lambda s, D: -(-prod(s) // D)),
     "You shard all parameters as one flat piece. FSDP2 shards each one.": (
         lambda shapes, D: -(-_all(shapes, D) // D)
     ),
     "You count rows. Count numbers: the other dimensions say how many a row has.": (
         _summed(lambda s, D: -(-s[0] // D))
-    ),
-    "A parameter can have over two dimensions: how long is a row?": (
-        _summed(lambda s, D: -(-s[0] // D) * prod(s[1:2]))
     ),
     "This is the sum over all shards. Return the numbers of one rank.": (
         lambda shapes, D: D * _shard(shapes, D)
@@ -79,10 +72,7 @@ def padding(answer: Any) -> None:
 # 11.2: Zero1Adam, 11.3: checkpoint
 PROGRAM = "course_utils.lessons.sharding.check_ranks"
 STARTS = "The check starts four processes. This takes about ten seconds."
-UNEVEN = (
-    "The vector is not D slices. "
-    "Did you pad weights and gradients? Are the arguments of the exchange in order?"
-)
+UNEVEN = "The vector is not D slices. Did you pad weights and gradients? Are the arguments in order?"
 STEP_HINTS = {"output tensor size": UNEVEN, "same size as output size": UNEVEN}
 
 
@@ -119,10 +109,7 @@ def checkpoint(answer: Any) -> None:
 
     expect_together(one_call, RANKS)
     found_on_ranks(PROGRAM, RANKS, "checkpoint", answer)
-    gpu = (
-        "The numbers are right, but rank 0 keeps whole tensors on its GPU. "
-        "A model that needs shards has no room there."
-    )
+    gpu = "The numbers are right, but rank 0 keeps whole tensors on its GPU, which has no room for them."
     expect(_in_host_memory(answer), gpu)
 
 
@@ -221,8 +208,14 @@ def shard_to_fit(answer: Any) -> None:
         whole = "The model itself is not a unit. What shards weights outside its parts?"
         expect(isinstance(model, FSDPModule), whole)
         _expect_optimizer(optimizer, model)
-        largest = _expect_sizes(model, formats)
         _expect_units(model)
+        for part in model.modules():
+            if not list(part.children()):
+                part.register_forward_pre_hook(
+                    lambda part, _: formats.update(weight.dtype for weight in part.parameters())
+                )
+        units = [part for part in model.modules() if isinstance(part, FSDPModule)]
+        largest = max(_numbers(part, _inside(part, units)) for part in units)
         room.append(16 * _numbers(model) // CARDS + 4 * largest + 100_000)
 
     for name in MODELS:
@@ -243,42 +236,19 @@ def _expect_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> Non
     expect(adamw, "Return a `torch.optim.AdamW` with a learning rate of 1e-3 for all parameters.")
 
 
-def _expect_sizes(model: nn.Module, formats: set[torch.dtype]) -> int:
-    """Numbers of the largest unit, if units are as large as they may be; `formats` gets those of forward."""
-    largest = 0
-    for part in filter(_numbers, model.modules()):
-        parts = [one for one in part.modules() if one is not part]
-        units = [one for one in parts if isinstance(one, FSDPModule)]
-        small = (
-            "Your units are too small: a part of at most `most` numbers is one unit, without units inside."
-        )
-        expect(not units or _numbers(part) > MOST, small)
-        if isinstance(part, FSDPModule):
-            largest = max(largest, _numbers(part, units))
-            large = (
-                "A unit gathers more than `most` numbers, although it has parts. "
-                "Do its parts have parts, too?"
-            )
-            expect(_numbers(part, units) <= MOST or not parts, large)
-        own = parts and _numbers(part) > MOST and list(part.parameters(recurse=False))
-        left = "A part that you split has parameters of its own, and no unit takes them: make it a unit, too."
-        expect(not own or isinstance(part, FSDPModule), left)
-        if not parts:
-            part.register_forward_pre_hook(lambda part, _: formats.add(next(part.parameters()).dtype))
-    return largest
-
-
 def _expect_units(model: nn.Module) -> None:
     """CheckFailed unless the units are those of the rule; one without numbers of its own may be missing."""
     cut = list(_units(model))
-    for name, part in model.named_modules():
-        made = isinstance(part, FSDPModule)
-        asked = part in cut
-        kind = "is a unit" if made else "is not a unit"
-        many = f"{name or 'The model'} has {_numbers(part):,} numbers and {kind}. What does the rule say?"
-        inner = [one for one in part.modules() if one is not part and one in cut]
-        empty = not _numbers(part, inner)
-        expect(made == asked or (asked and empty), many)
-    states = {id(part._get_fsdp_state()) for part in model.modules() if isinstance(part, FSDPModule)}
-    alone = len(states) == sum(isinstance(part, FSDPModule) for part in model.modules())
-    expect(alone, "Several parts share one unit. Make each part a unit of its own.")
+    small = "Your units are too small: a part of at most `most` numbers is one unit, without units inside."
+    left = "A part that you split has parameters of its own, and no unit takes them: make it a unit, too."
+    large = "A unit gathers more than `most` numbers, although it has parts. Do its parts have parts, too?"
+    for part in model.modules():
+        inner = _inside(part, cut)
+        if isinstance(part, FSDPModule):
+            expect(part in cut, small)
+        elif part in cut:
+            expect(not _numbers(part, inner), left if inner else large)
+
+
+def _inside(part: nn.Module, units: Sequence[nn.Module]) -> list[nn.Module]:
+    return [one for one in part.modules() if one is not part and one in units]

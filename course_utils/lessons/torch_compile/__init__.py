@@ -1,0 +1,1 @@
+"""Lesson 07: its checks and quiz."""
