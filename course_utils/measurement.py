@@ -163,7 +163,9 @@ class Measurement:
     step. `moments` names others: "end of forward", "after loss" and "end of backward" (last micro-batch of
     the last step), and "end of step 1", "end of step 2", …. `counters` holds what the device itself reported
     ("allocated", "reserved", "driver" and cuBLAS's "workspaces", in bytes); it is empty unless the run was
-    live. `messages` are those of the last step to other simulated ranks, by kind.
+    live. `not_predicted` are kinds of convolutions whose workspaces a simulation leaves out, and the most
+    bytes that a GPU was seen to take for such a one: None for a kind that no GPU was asked about. `messages`
+    are those of the last step to other simulated ranks, by kind.
     """
 
     breakdown: MemoryBreakdown
@@ -175,6 +177,7 @@ class Measurement:
     losses: Sequence[float] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
     phase_peaks: Mapping[str, MemoryBreakdown] = field(default_factory=dict)
+    not_predicted: Mapping[str, int | None] = field(default_factory=dict)
     messages: Sequence[Messages] = ()
 
     @property
@@ -231,6 +234,7 @@ class Measurement:
             "phase_peaks": {name: highest.to_dict() for name, highest in self.phase_peaks.items()},
             "moments": {name: moment.to_dict() for name, moment in self.moments.items()},
             "counters": dict(self.counters),
+            "not_predicted": dict(self.not_predicted),
             "losses": list(self.losses),
             "messages": [dict(vars(each)) for each in self.messages],
             "provenance": vars(self.provenance) | {"text": str(self.provenance)},

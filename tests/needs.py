@@ -17,7 +17,7 @@ from course_utils.cli.environment import FOLDER, remembered
 
 def all_are_required(prefix: str = sys.prefix) -> bool:
     """True in the environment that set-up made for tests, and where the browser is required."""
-    own = Path(prefix).resolve() == FOLDER.resolve() and remembered().get("extra") == "author"
+    own = Path(prefix).resolve() == FOLDER.resolve() and remembered().get("extra") in ("author", "scripts")
     return own or os.environ.get("COURSE_REQUIRE_BROWSER") == "1"
 
 

@@ -40,6 +40,8 @@ def installer(folder, monkeypatch):
             python_in(folder).parent.mkdir(parents=True)
             python_in(folder).touch()
             return subprocess.CompletedProcess(command, 0)
+        if "import torchvision" in command:
+            return subprocess.CompletedProcess(command, 1)  # as with the build of the package index
         asked.append(command)
         return subprocess.CompletedProcess(command, 1 if environment.CPU_INDEX in command else 0)
 
@@ -62,7 +64,7 @@ def test_torch_build_follows_wish_then_habit_then_machine_and_nonsense_is_refuse
 # Trust
 
 
-def test_a_finished_environment_is_used_as_it_is_and_tests_get_more(folder, installer):
+def test_a_finished_environment_is_used_as_it_is_and_tests_get_more(folder, installer, monkeypatch):
     assert interpreter("lab", folder=folder) == python_in(folder)
     own_index, package_index, course = installer
     assert environment.CPU_INDEX in own_index and own_index[-1] == package_index[-1] == "torch"
@@ -74,6 +76,17 @@ def test_a_finished_environment_is_used_as_it_is_and_tests_get_more(folder, inst
     count = len(installer)
     interpreter("lab", folder=folder)
     assert len(installer) == count, "what tests need stays"
+    monkeypatch.setenv("COURSE_SCRIPTS", "1")
+    interpreter("lab", folder=folder)
+    assert len(installer) == count, "the libraries of scripts are asked for by tests alone"
+    interpreter("test", folder=folder)
+    torch, course, uninstall = installer[-3:]
+    assert torch[-2:] == ["torch", "torchvision"] and course[-1] == ".[scripts]"
+    assert uninstall[2:] == ["pip", "uninstall", "--yes", "torchvision", "timm"], "what cannot be imported"
+    monkeypatch.delenv("COURSE_SCRIPTS")
+    count = len(installer)
+    interpreter("test", folder=folder)
+    assert len(installer) == count, "and stay, too"
 
 
 def test_changed_requirements_bring_the_environment_up_to_date(folder, installer):
@@ -172,7 +185,7 @@ def locked() -> dict[str, str]:
 
 
 def test_lock_pins_every_direct_requirement_at_a_version_that_it_allows():
-    for name, least in requirements("author").items():
+    for name, least in requirements("scripts").items():
         assert numbers(locked()[name.lower().replace("_", "-")]) >= numbers(least), name
     binder = (ROOT / ".binder" / "requirements.txt").read_text(encoding="utf-8")
     assert f"torch=={locked()['torch']}+cpu\n" in binder, "outputs were made with it"
@@ -205,6 +218,6 @@ def test_torch_is_sought_where_its_build_is(system, build, places, monkeypatch):
 
 def test_each_extra_contains_the_one_before_it_and_the_package_alone_needs_nothing():
     assert PROJECT["dependencies"] == []
-    needed = [requirements(extra) for extra in ("torch", "lab", "test", "author")]
+    needed = [requirements(extra) for extra in ("torch", "lab", "test", "author", "scripts")]
     assert all(less.items() < more.items() for less, more in pairwise(needed))
     assert set(PROJECT["optional-dependencies"]) == set(environment.NEEDED)

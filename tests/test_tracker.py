@@ -3,6 +3,7 @@
 import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any
@@ -11,11 +12,12 @@ import pytest
 import torch
 from engine import Unwatched, tiny, trainable_shapes
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from course_utils import measure
 from course_utils.measuring.simulated import simulated_gpu
 from course_utils.measuring.step import Training
-from course_utils.measuring.tracker import Tracker
+from course_utils.measuring.tracker import Tracker, newest_node
 from course_utils.run import TrainingRun
 from course_utils.units import round_up
 
@@ -156,6 +158,76 @@ def test_of_any_other_model_every_allocation_is_seen_and_so_is_its_peak():
     scratch = Counter(real) - Counter(seen)
     assert all(count == scratch[-size] for size, count in scratch.items())
     assert max(accumulate(real)) == max(accumulate(seen))
+
+
+def products_with_sums() -> None:
+    """A bias and a mask that torch adds in place, and sums of the program's own, which take a tensor more."""
+    x = torch.randn(64, 32, 48).transpose(0, 1)
+    layer = torch.nn.Linear(48, 96)
+    layer(x)
+    q = torch.randn(2, 4, 64, 32)
+    mask = torch.zeros(64, 64)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+    for _ in range(2):
+        x = x @ torch.ones(48, 48) + torch.ones(48)
+
+
+def test_what_torch_adds_in_place_takes_no_tensor_more_and_what_the_program_adds_does():
+    real = allocated_in_the_second(products_with_sums)
+    with Tracker("cpu") as tracker, tracker.in_phase("forward"):
+        products_with_sums()
+        gc.collect()
+    seen = Counter(blocks([size for size, _ in tracker.events]))
+    assert not seen - Counter(real)
+    own_sum = 4 * 64 * 32 * 48
+    assert seen[own_sum] == Counter(real)[own_sum]
+
+
+class Order(TorchDispatchMode):
+    """Notes every operator and the shapes of its tensors, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        shapes = [tuple(one.shape) for one in args if isinstance(one, torch.Tensor)]
+        self.seen.append((str(func), shapes))
+        return func(*args, **(kwargs or {}))
+
+
+def order_of_a_penalty(grad: Callable[..., Any]) -> list[Any]:
+    """The order of backward's operators where `grad` gives a gradient that the loss depends on."""
+    torch.manual_seed(0)
+    x = torch.randn(8, 12, requires_grad=True)
+    y = x
+    for width in (16, 20):
+        y = torch.nn.Linear(y.shape[1], width)(y).tanh()
+    said = y.exp().mean()
+    (gradient,) = grad(y.sum(), x, create_graph=True)
+    loss = gradient.square().sum() + said
+    with Order() as order:
+        loss.backward()
+    return order.seen
+
+
+def on_a_thread(*args: Any, **kwargs: Any) -> Any:
+    """`torch.autograd.grad` as a GPU's thread runs it: a thread counts the nodes that it makes for itself."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(torch.autograd.grad, *args, **kwargs).result()
+
+
+def numbered_anew(*args: Any, **kwargs: Any) -> Any:
+    first = newest_node()
+    found = torch.autograd.grad(*args, **kwargs)
+    Tracker("cpu").number_anew(found, first)
+    return found
+
+
+def test_a_gradient_of_a_gradient_is_taken_in_the_order_of_a_thread_of_backward_s_own():
+    assert order_of_a_penalty(numbered_anew) == order_of_a_penalty(on_a_thread)
+    assert order_of_a_penalty(torch.autograd.grad) != order_of_a_penalty(on_a_thread)
 
 
 # The observer changes nothing

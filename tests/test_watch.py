@@ -561,7 +561,7 @@ def test_the_exit_code_says_if_it_fits_and_whether_that_is_known(case, written, 
 
 @pytest.mark.usefixtures("without_a_process")
 def test_an_error_of_ours_is_no_answer(written, command, monkeypatch):
-    monkeypatch.setattr("course_utils.watching.report.replay", lambda _: 1 / 0)
+    monkeypatch.setattr("course_utils.watching.report.replay", lambda *_, **__: 1 / 0)
     written(TRAINED)
     code, out, err = command("--gpu", "T4-16GB", "train.py")
     assert (code, out) == (2, "") and "ZeroDivisionError" in err

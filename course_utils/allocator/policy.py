@@ -134,16 +134,18 @@ class CachingAllocator:
     streams are given back.
 
     `offered` takes (bytes, address) of segments as a GPU's driver placed them: the next new segments of those
-    sizes lie there, any other follows the last. Of equal free blocks, the one at the lowest address is used
-    (torch 2.13: one of the oldest segment, the same where nothing is offered).
+    sizes lie there, any other follows the last, or with `descending` lies below all. Of equal free blocks,
+    the one at the lowest address is used (torch 2.13: one of the oldest segment, the same where nothing is
+    offered and nothing descends).
     """
 
-    def __init__(self, capacity: int | None = None, **choices: Any) -> None:
+    def __init__(self, capacity: int | None = None, *, descending: bool = False, **choices: Any) -> None:
         if capacity is not None and (type(capacity) is not int or capacity < 1):
             raise ValueError(
                 f"capacity is {capacity!r}: it takes whole bytes, at least 1, or None for no limit"
             )
         self.capacity = capacity
+        self.descending = descending
         self.settings = AllocatorSettings(**choices)
         # by whether the pool is the small one
         self.pages = {True: SMALL_SEGMENT, False: self.settings.large_segment}
@@ -318,6 +320,8 @@ class CachingAllocator:
 
     def _new_segment(self, pool: Pool, size: int, expandable: bool = False) -> Block:
         start = None if expandable else self._offered_address(size)
+        if start is None and self.descending and not expandable:
+            start = min(self._ends, default=FIRST_ADDRESS) - size
         if start is None:
             start = round_up(self._next_address, pool.page if expandable else LARGE_ROUNDING)
         block = Block(start, size, pool, expandable, mapped=not expandable)

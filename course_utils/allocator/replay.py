@@ -89,6 +89,7 @@ class Replay:
     allocations: Sequence[Allocation] = ()
     marks: Sequence[Mark] = ()
     provenance: str = ""
+    descending: bool = False
 
     def __len__(self) -> int:
         return len(self.reserved)
@@ -143,7 +144,7 @@ class Replay:
         event = self.peak_event if event is None else event
         if type(event) is not int or not 0 <= event <= len(self):
             raise ValueError(f"event {event!r} does not exist: this replay has events 0 to {len(self)}")
-        run = Playback(self.capacity, self.choices)
+        run = Playback(self.capacity, self.choices, self.descending)
         for request in self.requests[:event]:
             run.perform(request)
         found = []
@@ -196,14 +197,20 @@ class Replay:
 
 
 def replay(
-    source: Measurement | Iterable[tuple[int, Any]], capacity: int | str | None = None, **choices: Any
+    source: Measurement | Iterable[tuple[int, Any]],
+    capacity: int | str | None = None,
+    *,
+    descending: bool = False,
+    **choices: Any,
 ) -> Replay:
     """Send every allocation and free of `source` through a `CachingAllocator` and note what happens.
 
     `source` is a measurement that knows all its allocations, as `measure(run, "simulated")` does, or events:
     (bytes, name) pairs, positive to allocate and negative to free under one name, and (0, "empty_cache").
     `capacity` is the GPU's memory for tensors, in bytes or as in "60 MB"; the others are those of
-    `AllocatorSettings`: `replay(measured, gpu("V100-32GB").memory, expandable_segments=True)`. A GPU that is
+    `AllocatorSettings`: `replay(measured, gpu("V100-32GB").memory, expandable_segments=True)`. With
+    `descending` each segment lies below those before it, as CUDA's driver places most: torch before 2.13
+    tells equal free blocks apart by their addresses (pytorch's pull request 183591 ended that). A GPU that is
     too small ends the replay: see `failed_at` and `message`. Raises ValueError for a measurement that has
     kept only part of its allocations, for events that free what is not there, and for an unknown choice;
     TypeError for anything else.
@@ -220,7 +227,7 @@ def replay(
         provenance = str(source.provenance)
     else:
         requests = _checked(source)
-    run = Playback(capacity, choices)
+    run = Playback(capacity, choices, descending)
     failure = None
     try:
         for request in requests:
@@ -239,6 +246,7 @@ def replay(
         allocations=allocations,
         marks=marks,
         provenance=provenance,
+        descending=descending,
     )
 
 
@@ -258,8 +266,8 @@ def check_replay(replayed: Any) -> None:
 class Playback:
     """An allocator on its way through the events, the name at each address, and the curves so far."""
 
-    def __init__(self, capacity: int | None, choices: Mapping[str, Any]) -> None:
-        self.allocator = CachingAllocator(capacity, **choices)
+    def __init__(self, capacity: int | None, choices: Mapping[str, Any], descending: bool = False) -> None:
+        self.allocator = CachingAllocator(capacity, descending=descending, **choices)
         self.addresses: dict[Any, int] = {}
         self.names: dict[int, Any] = {}
         self.curves: dict[str, list[int]] = {

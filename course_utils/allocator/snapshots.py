@@ -320,7 +320,7 @@ def _entries(
     replayed: Replay, start: int, small: Collection[int], frames: Frames
 ) -> Iterator[dict[str, Any]]:
     """Entries after `start` events, except those in `small`; segments from the driver are all included."""
-    playback = Playback(replayed.capacity, replayed.choices)
+    playback = Playback(replayed.capacity, replayed.choices, replayed.descending)
     clock = count()
     calls = playback.allocator.driver_calls
     for number, request in enumerate(replayed.requests[: len(replayed)]):

@@ -27,8 +27,12 @@ NEEDED = {
     "lab": ("torch", "jupyterlab", "ipywidgets", "matplotlib"),
     "test": ("torch", "jupyterlab", "ipywidgets", "matplotlib", "pytest", "xdist", "nbval", "jupytext"),
     "author": ("torch", "jupyterlab", "pytest", "jupytext", "ruff", "sphinx"),
+    "scripts": ("torch", "pytest", "torchvision", "transformers", "diffusers", "lightning", "peft", "timm"),
 }
 """For each extra of pyproject.toml, modules that tell whether a Python has it."""
+
+EXTRAS = ("lab", "author", "scripts")
+"""Extras that the course's own environment may have; each contains the one before it."""
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 CUDA_INDEX = "https://download.pytorch.org/whl/cu130"
@@ -72,14 +76,19 @@ def python_in(folder: Path) -> Path:
 
 def wanted_facts(purpose: str, before: Mapping[str, str]) -> dict[str, str]:
     """Facts that the marker of a finished environment holds. An extra that was installed before stays."""
-    has_all = purpose in ("test", "author") or before.get("extra") == "author"
+    extra = "author" if purpose in ("test", "author") else "lab"
+    if extra == "author" and os.environ.get("COURSE_SCRIPTS") == "1":
+        extra = "scripts"
+    kept = before.get("extra")
+    if kept in EXTRAS:
+        extra = max(extra, kept, key=EXTRAS.index)
     files = [(SHIPPED / name).read_bytes() for name in FILES]
     return {
         "state": "ready",
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
         "torch": torch_choice(before.get("torch", "")),
         "root": str(SHIPPED),
-        "extra": "author" if has_all else "lab",
+        "extra": extra,
         "files": hashlib.sha256(b"".join(files)).hexdigest(),
     }
 
@@ -152,8 +161,12 @@ def set_up(folder: Path, facts: Mapping[str, str], before: Mapping[str, str]) ->
     if not is_sound or not python_in(folder).exists():
         make_environment(folder)
     pins = ["--constraint", "constraints.txt"]
-    install_torch(python_in(folder), facts["torch"], [*pins, "torch"])
+    # torchvision as well has a build of its own for each of torch
+    torch = ["torch", "torchvision"] if facts["extra"] == "scripts" else ["torch"]
+    install_torch(python_in(folder), facts["torch"], [*pins, *torch])
     pip_install(python_in(folder), [*pins, "--editable", f".[{facts['extra']}]"])
+    if facts["extra"] == "scripts":
+        check_vision(python_in(folder))
     remember(folder, facts)
 
 
@@ -182,6 +195,18 @@ def install_torch(python: Path, build: str, what: Sequence[str]) -> None:
             return
         print("Trying the package index instead", flush=True)
     pip_install(python, [*last, *what])
+
+
+def check_vision(python: Path) -> None:
+    """Remove torchvision, and timm, which needs it, where its build is not torch's.
+
+    Only PyTorch's own index has the CPU build, and with another one every library that imports torchvision
+    fails.
+    """
+    if subprocess.run([str(python), "-c", "import torchvision"], check=False, capture_output=True).returncode:
+        print("This torchvision is not of torch's build: scripts with torchvision or timm are skipped.")
+        uninstall = [str(python), "-m", "pip", "uninstall", "--yes", "torchvision", "timm"]
+        subprocess.run(uninstall, cwd=SHIPPED, check=True)
 
 
 def pip_install(python: Path, arguments: Sequence[str]) -> None:

@@ -21,6 +21,7 @@ ENGINE = getattr(getattr(torch.autograd.graph, "_engine_run_backward", None), "_
 STEP_FILES = ("step.py", "optimizers.py")  # of those two rooms, what is part of a training step
 ROOMS = [Path(__file__).parents[1] / name for name in ("measuring", "watching")]
 TORCH = str(Path(torch.__file__).parent) + "/"
+DISPATCH = (TORCH + "_subclasses/", TORCH + "utils/_python_dispatch.py", TORCH + "_ops.py")
 STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + "/"
 INSTALLED = re.compile(r"[\\/](site|dist)-packages[\\/]")
 NOTEBOOK_CELL = re.compile(r"[\\/]ipykernel_\d+[\\/]|^<ipython-input")
@@ -51,6 +52,23 @@ def calling_place() -> tuple[Place | None, bool]:
             return (code.co_filename, frame.f_lineno), False
         frame = frame.f_back
     return None, False
+
+
+def calling_instruction() -> tuple[int, int]:
+    """The instruction of Python that called what runs now, of the user's or of torch's own modules.
+
+    Two operators of one instruction are one function's in C++, which calls both.
+    """
+    frame = sys._getframe(1)
+    while frame is not None and _is_dispatch(frame.f_code.co_filename):
+        frame = frame.f_back
+    return (0, 0) if frame is None else (id(frame), frame.f_lasti)
+
+
+@cache
+def _is_dispatch(filename: str) -> bool:
+    """True if code in this file only hands an operator on."""
+    return Path(filename).parent in ROOMS or filename.startswith(DISPATCH)
 
 
 def described(place: Place | None) -> str:

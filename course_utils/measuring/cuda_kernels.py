@@ -11,7 +11,10 @@ from typing import Any
 import torch
 
 from ..estimating.workspaces import Workspaces
+from ..gpus import Gpu
 from ..units import round_up
+from .convolutions import CONVOLUTIONS
+from .reductions import partial_sums
 
 aten = torch.ops.aten
 
@@ -63,6 +66,9 @@ BATCHED = frozenset({aten.bmm.default, aten.bmm.out, aten.baddbmm.default, aten.
 
 NOT_EXPANDED = WITH_BIAS | BATCHED | {aten.mm.default, aten.mm.out}
 """CUDA kernels that first copy what was expanded, as a sum's gradient is; dimensions may have any order."""
+
+SUMS = frozenset({aten.sum.dim_IntList, aten.mean.dim})
+"""Operators that add along dimensions, in a kernel of cuda/Reduce.cuh."""
 
 WITH_CUBLAS = NOT_EXPANDED | {aten.mv.default, aten.dot.default}
 """Operators for which torch gives cuBLAS a workspace, the first time on each thread."""
@@ -143,7 +149,9 @@ SCRATCH: dict[Any, Callable[..., Scratch]] = {
 }
 """What CUDA kernels take while they run, by their arguments; paths are in torch's aten/src/ATen/native."""
 
-SPECIAL = frozenset({*LIES_OTHERWISE, *NOT_EXPANDED, *WITH_CUBLAS, *ON_THE_HOST, CUDNN, *SCRATCH})
+SPECIAL = frozenset(
+    {*LIES_OTHERWISE, *NOT_EXPANDED, *WITH_CUBLAS, *ON_THE_HOST, CUDNN, *SCRATCH, *SUMS, *CONVOLUTIONS}
+)
 """For most operators one look is enough."""
 
 
@@ -243,12 +251,47 @@ def cudnn_scratch(_: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *__
     return [(size, True)]
 
 
+ROWS_PER_THREAD = 10  # of a sum of an embedding's gradients (`NROWS_PER_THREAD`)
+FEW_TOKENS = 3072  # up to here they are added without sorting
+
+
+def embedding_scratch(gradient: torch.Tensor, tokens: torch.Tensor, rows: int, padding: int, _: bool) -> Own:
+    """Bytes that an embedding's backward takes to add the gradients of equal tokens.
+
+    Tokens in order and where each was; where each run of equal ones begins, and how many parts it has; a sum
+    in fp32 for as many parts as there could be (`embedding_dense_backward_cuda` in cuda/Embedding.cu and
+    `embedding_backward_cuda_kernel` in cuda/EmbeddingBackwardKernel.cu). The sort's own is left out.
+    """
+    count = tokens.numel()
+    if count <= FEW_TOKENS and padding < 0:
+        return []
+    runs = min(count, rows)
+    parts = count // ROWS_PER_THREAD + runs
+    in_order = [tokens.nbytes] * 2
+    begins = [size * tokens.element_size() for size in (count, runs, runs, parts)]
+    return [(size, True) for size in (*in_order, *begins, 4 * parts * gradient.size(-1))]
+
+
 OWN_SCRATCH: dict[Any, Callable[..., Own]] = {
     FLASH_BACKWARD: flash_scratch,
     EFFICIENT_BACKWARD: efficient_scratch,
     CUDNN_BACKWARD: cudnn_scratch,
 }
 """What the backwards of attention take after their results, by their arguments."""
+
+
+def own_scratch(func: Any, args: Any, card: Gpu | None) -> Own:
+    """Memory that an operator's kernel takes after its results.
+
+    Without a card sums and embeddings are left out, as cuBLAS's workspaces are: the closed form has neither.
+    """
+    if func in OWN_SCRATCH:
+        return OWN_SCRATCH[func](*args)
+    if card is not None and func in SUMS:
+        return [(size, True) for size in partial_sums(args[0], args[1], card)]
+    if card is not None and func is aten.embedding_dense_backward.default:
+        return embedding_scratch(*args)
+    return []
 
 
 def not_on_the_gpu(func: Any, args: Any) -> tuple[int, ...]:

@@ -198,6 +198,7 @@ def from_json(content: dict[str, Any], note: str) -> Measurement:
         phase_peaks={name: MemoryBreakdown(*highest) for name, highest in content["phase_peaks"].items()},
         losses=content.get("losses", ()),
         counters=content.get("counters", {}),
+        not_predicted=content.get("not_predicted", {}),
         messages=tuple(Messages(**each) for each in content.get("messages", ())),
     )
 
@@ -254,6 +255,7 @@ def everything_to_json(measured: Measurement) -> dict[str, Any]:
         "losses": list(measured.losses),
         "counters": dict(measured.counters),
         "messages": [vars(each) for each in measured.messages],
+        "not_predicted": dict(measured.not_predicted),
     }
     return to_json(measured, whole=True) | more
 

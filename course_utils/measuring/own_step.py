@@ -159,7 +159,7 @@ def _trace(own: OwnStep, provenance: Provenance, steps: int) -> Measurement:
         # that is entered last sees an operator first, and it names the phase before the tracker looks.
         pace = stack.enter_context(working("copying your model"))
         work = carried_over(own, device, simulated)
-        tracker = stack.enter_context(Tracker(device, own.workspaces))
+        tracker = stack.enter_context(Tracker(device, own.workspaces, own.card))
         if simulated:
             stack.enter_context(answered(Memory(lambda: tracker.events, own.card or CARD)))
         watch = stack.enter_context(PhaseWatch(tracker, work, simulated))

@@ -62,6 +62,12 @@ FOLLOWED = (
         "torch has a documented way to ask",
     ),
     Inside(
+        "torch._C:_functions.AccumulateGrad",
+        ("_set_sequence_nr", "metadata"),
+        "the nodes of a gradient's gradient get the numbers that a GPU's thread of backward would give them",
+        "the simulated GPU's backward has a thread of its own",
+    ),
+    Inside(
         "torch.autograd.graph:",
         ("_engine_run_backward",),
         "a line of code is in backward if this function is among its callers",
@@ -160,7 +166,8 @@ def check_layout(needed: tuple[Inside, ...]) -> None:
         module, _, inner = owner.partition(":")
         try:
             found: Any = import_module(module)
-            found = getattr(found, inner) if inner else found
+            for part in filter(None, inner.split(".")):
+                found = getattr(found, part)
             missing = [name for name in names if not hasattr(found, name)]
         except (ImportError, AttributeError):
             missing = list(names)

@@ -15,7 +15,7 @@ from .call_site import calling_place, described
 from .copy_to_device import OwnStep, tensors_in
 from .fake_mode import ASK_DEVICE, LIFT, READ_NUMBER
 from .patching import UnlessCompiling, on_this_thread
-from .tracker import Tracker, has_made_of_others
+from .tracker import Tracker, has_made_of_others, newest_node
 
 PLACEHOLDER = 1.0  # The value of a simulated loss.item(): finite, and safe to divide by
 
@@ -132,10 +132,13 @@ class PhaseWatch(TorchDispatchMode):
     ) -> Any:
         self._begin_backward()
         self._calls += 1
+        first = newest_node()
         try:
             result = backward(*args, **how)
         finally:
             self._calls -= 1
+        if self.simulated and result is not None and newest_node() > first:
+            self.tracker.number_anew(result, first)
         seen(result)
         return result
 

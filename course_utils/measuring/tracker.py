@@ -27,18 +27,22 @@ from torch.utils._pytree import tree_leaves
 from ..breakdown import MemoryBreakdown
 from ..errors import StepError
 from ..estimating.workspaces import Workspaces
+from ..gpus import Gpu
 from ..measurement import Allocation, Mark, Measurement, Provenance, Timeline
 from ..pace import Work
 from ..units import round_up
-from .call_site import Place, calling_place, described
+from . import convolutions
+from .call_site import Place, calling_instruction, calling_place, described
+from .convolutions import CONVOLUTIONS
 from .cuda_kernels import (
-    OWN_SCRATCH,
     SPECIAL,
+    SUMS,
     WITH_BIAS,
     WITH_CUBLAS,
     Own,
     Taken,
     not_on_the_gpu,
+    own_scratch,
     taken_before,
 )
 from .fake_mode import ASK_DEVICE, device_of
@@ -52,6 +56,11 @@ newest_node: Any = getattr(torch.autograd, "_get_sequence_nr", None)  # a torch 
 INTO_A_COPY = frozenset({aten.add.Tensor, aten.index_put.default, aten.scatter.src, aten.index_add.default})
 """Operators that autograd does in place; where a dispatch mode watches, it copies the first argument."""
 
+PRODUCTS = frozenset({aten.mm.default, aten.bmm.default})
+"""Operators to whose result `linear` and attention add a bias or a mask: in place, unless a mode watches."""
+
+MADE = "line and module that made it"
+"""The name under which a node that backward made keeps where that was: its number may be another's, too."""
 
 States = Callable[[], Iterable[tuple[str, Any]]]
 """Lists an optimizer's tensors by name, as in ("exp_avg of head.weight", tensor)."""
@@ -105,13 +114,18 @@ class FailedOperator:
 
 
 class Tracker(TorchDispatchMode):
-    """Tracks one device type's storages while it is entered, and cuBLAS's `workspaces` once per thread."""
+    """Tracks one device type's storages while it is entered, and cuBLAS's `workspaces` once per thread.
 
-    def __init__(self, device: str, workspaces: Workspaces | None = None) -> None:
+    Where a `card` is given, also what sums and the backward of embeddings take on it.
+    """
+
+    def __init__(self, device: str, workspaces: Workspaces | None = None, card: Gpu | None = None) -> None:
         check_layout(FOLLOWED)
         super().__init__()
         self.device = device
         self._workspaces = workspaces
+        self._card = card
+        self._convolutions = convolutions.Workspaces()
         self._noted_workspaces: set[tuple[bool, str]] = (
             set()
         )  # workspaces: whether backward's thread has them, and name
@@ -128,12 +142,16 @@ class Tracker(TorchDispatchMode):
         self._recomputing_for = (-1, -1)
         self.modules: list[str] = [""]
         self._hooks: list[Any] = []
-        # Two gradients that the last operator may have joined: the older one and the sum. If the older one
-        # dies at once, autograd would have added the other into it, had nobody watched.
+        # What the last operator may have added to, and the sum: of two gradients the older one, or a product
+        # of matrices. If it dies at once, torch would have added the other into it, had nobody watched.
         self._join: tuple[Storage, Storage] | None = None
+        # The newest product of two matrices, and the instruction that called it
+        self._product: tuple[Storage | None, tuple[int, int]] = (None, (0, 0))
         self._closed = False
         # line and module of each forward operator, by the number of its autograd node
         self._made: dict[int, tuple[Place | None, str]] = {}
+        # how many nodes backward itself has made
+        self._by_backward = 0
         self._place: Place | None = None
         self._fused = ""  # the operators of the generated kernel that is about to run
         self._module = ""
@@ -180,8 +198,11 @@ class Tracker(TorchDispatchMode):
             newest = self._see(tensor, func) or newest
         if newest is not None:
             self._recognize(func, args, newest)
-        if special and func in OWN_SCRATCH and self.device == "cuda":
-            inside += self._note_own_scratch(func, OWN_SCRATCH[func](*args))
+        if special and self.device == "cuda" and _device(args[0]) == "cuda":
+            summed = tuple(args[0].shape) if func in SUMS else ()
+            inside += self._note_own_scratch(func, own_scratch(func, args, self._card), summed)
+        if special and func in CONVOLUTIONS and _device(args[0]) == "cuda":
+            self._convolutions.note(func, args, out)
         if special and self._workspaces and func in WITH_CUBLAS and _device(args[0]) == self.device:
             self._note_workspaces(func, self._workspaces)
         if inside:
@@ -198,12 +219,15 @@ class Tracker(TorchDispatchMode):
             self._note_unseen(size, shape, _name(dtype), _operation(func)) for size, shape, dtype in taken
         ]
 
-    def _note_own_scratch(self, func: Any, taken: Own) -> list[Storage]:
-        """Note what an operator's kernel takes after its results; returns what it keeps until it is done."""
+    def _note_own_scratch(self, func: Any, taken: Own, summed: tuple[int, ...]) -> list[Storage]:
+        """Note what an operator's kernel takes after its results; returns what it keeps until it is done.
+
+        What a sum takes is shown with the shape of what is summed.
+        """
         kept: list[Storage] = []
         passing: list[Storage] = []
         for size, stays in taken:
-            made = self._note_unseen(size, (size,), "uint8", _operation(func))
+            made = self._note_unseen(size, summed or (size,), "uint8", _operation(func))
             (kept if stays else passing).append(made)
             if stays:
                 self.events += [(-one.bytes, one) for one in passing]
@@ -262,11 +286,29 @@ class Tracker(TorchDispatchMode):
         # the first part again spares most operators a call
         self._module = self.modules[-1] or self._running()
         if in_engine:
-            node = torch._C._current_autograd_node()
+            node: Any = torch._C._current_autograd_node()
             number = node._sequence_nr() if node else -1
             self._place, self._module = self._made.get(number, (None, self._module))
+            if self._by_backward and node and MADE in node.metadata:
+                self._place, self._module = node.metadata[MADE]
         else:
             self._made.setdefault(newest_node() - 1, (self._place, self._module))
+
+    def number_anew(self, gradients: Iterable[Any], first: int) -> None:
+        """Give the nodes that backward made, from number `first` on, the numbers that a GPU's would have.
+
+        Autograd runs the node with the highest number first, and each thread counts for itself. On a GPU
+        backward has a thread of its own, so what it makes for a gradient of a gradient runs after all that
+        the program made since. Condition of removal: the simulated GPU's backward has such a thread.
+        """
+        end = newest_node()
+        made = calling_place()[0], self._running()
+        for node in _nodes(gradients):
+            number = node._sequence_nr()
+            if first <= number < end:
+                node._set_sequence_nr(self._by_backward + number - first)
+                node.metadata[MADE] = made
+        self._by_backward += end - first
 
     def _running(self) -> str:
         """The innermost module that runs; outside of all the phase in parentheses, "" in the set-up."""
@@ -368,8 +410,10 @@ class Tracker(TorchDispatchMode):
         return not (same_pass and self.phase in FORWARD)
 
     def _recognize(self, func: Any, args: Any, newest: Storage) -> None:
-        """Recognize, by the operator, autocast's copy of a weight, and two gradients being joined."""
+        """Recognize, by the operator, autocast's copy of a weight, and what torch adds in place unwatched."""
         self._join = None
+        if func in PRODUCTS:
+            self._product = newest, calling_instruction()
         source = self.known(args[0]) if func in INTO_A_COPY or func is aten._to_copy.default else None
         if source is None:
             return
@@ -380,12 +424,17 @@ class Tracker(TorchDispatchMode):
         joining = func in INTO_A_COPY and self.phase == "backward" and not self._recomputing
         if joining and source.bytes == newest.bytes and not args[0]._is_view():
             self._join = source, newest
+        to_a_product = func is aten.add.Tensor and self._product[0] is source and source.bytes == newest.bytes
+        if to_a_product and self._product[1] == calling_instruction():
+            self._join = source, newest
 
     def _undo_join(self, old: Storage, new: Storage) -> None:
-        """Undo an effect of the observer: unwatched, autograd adds the newer of two gradients to the older.
+        """Undo an effect of the observer: unwatched, torch adds into the older of two tensors.
 
-        Condition of removal: torch's `InputBuffer::accumulate`, and the formulas of derivatives, no longer
-        ask whether a dispatch mode or a Python tensor is there (`isTensorSubclassLike`).
+        Autograd does so with gradients, `linear` with a bias, attention with a mask. Condition of removal:
+        torch's `InputBuffer::accumulate`, the formulas of derivatives, `linear` (Linear.cpp) and
+        `_scaled_dot_product_attention_math` no longer ask whether a dispatch mode or a Python tensor is there
+        (`isTensorSubclassLike`).
         """
         self._join = None
         del self.events[last_index(self.events, (new.bytes, new))]
@@ -506,6 +555,7 @@ class Tracker(TorchDispatchMode):
             allocations=self.allocations(),
             losses=losses,
             phase_peaks=self.phase_peaks(last_step),
+            not_predicted=dict(self._convolutions.seen) if provenance.source == "simulated" else {},
         )
 
     def _moments(self, ends: list[int]) -> dict[str, MemoryBreakdown]:
@@ -565,6 +615,18 @@ class Tracker(TorchDispatchMode):
         return [
             Allocation(*SHARED(item), line=line_of(item.place), stream=item.stream) for item in self.storages
         ]
+
+
+def _nodes(gradients: Iterable[Any]) -> Iterator[Any]:
+    """Every node of autograd that these gradients come from."""
+    left = [one.grad_fn for one in gradients if one is not None and one.grad_fn is not None]
+    seen = set[Any]()
+    while left:
+        node = left.pop()
+        if node not in seen:
+            seen.add(node)
+            left += [before for before, _ in node.next_functions if before is not None]
+            yield node
 
 
 @cache

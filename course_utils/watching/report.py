@@ -10,11 +10,13 @@ from types import MappingProxyType
 from typing import Any
 
 from ..allocator.replay import replay
+from ..estimating.workspaces import installed_torch
 from ..gpus import IMITATED, Gpu
 from ..measurement import Allocation, Measurement, Messages
 from ..units import aligned, format_bytes, percent
 from .which_cards import Answer, answer_on, answers
 
+ORDERED_BY_AGE = (2, 13)  # From this torch on it does not matter where the driver places a segment
 VERSION = 1  # Of `Report.to_dict`
 WORTH_IT = 0.03  # Part of the peak that a change has to save to be named
 CHUNKS = 8  # Pieces that the loss is computed in
@@ -86,6 +88,10 @@ class Report:
             ("allocated", _in_gb(self.allocated), "by the allocator's rules (max_memory_allocated)"),
             ("reserved", _in_gb(self.reserved), "by the same (max_memory_reserved)"),
         ]
+        peaks += [
+            ("not predicted", _seen(most), f"cuDNN's workspace for convolutions ({kind}), as an H200 took it")
+            for kind, most in measured.not_predicted.items()
+        ]
         lines = [aligned(peaks, 3), "", str(measured.breakdown), "", repr(measured.explain(self.count)), ""]
         if measured.messages:
             lines += ["Messages to other ranks in this step:", _messages(measured.messages), ""]
@@ -103,7 +109,7 @@ class Report:
 
 def report(measured: Measurement, card: Gpu = IMITATED, wanted: Gpu | None = None, count: int = 10) -> Report:
     """The report on a script that was watched on `card`: with the answer for `wanted`, if that is given."""
-    replayed = replay(measured)
+    replayed = replay(measured, descending=installed_torch() < ORDERED_BY_AGE)
     allocated, reserved = replayed.peak_allocated, replayed.peak_reserved
     answer = answer_on(wanted, allocated, reserved, card) if wanted else None
     return Report(measured, card, allocated, reserved, answer, count)
@@ -111,6 +117,10 @@ def report(measured: Measurement, card: Gpu = IMITATED, wanted: Gpu | None = Non
 
 def _in_gb(size: int) -> str:
     return format_bytes(size, "GB", 3)
+
+
+def _seen(most: int | None) -> str:
+    return "never recorded" if most is None else f"up to {_in_gb(most)}"
 
 
 def _messages(messages: Sequence[Messages]) -> str:

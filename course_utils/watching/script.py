@@ -139,7 +139,7 @@ def watch_script(
         else:
             run(torch.autograd.set_multithreading_enabled(False))
         follow = RankTracker if simulated else Tracker
-        tracker = run(follow("cuda", workspaces_of(place.card.capability)))
+        tracker = run(follow("cuda", workspaces_of(place.card.capability), place.card))
         if simulated:  # scripts ask if torch has CUDA; HISTORY comes after `answered`, which refuses it
             run(answered(Memory(lambda: tracker.events, place.card)))
             run(on_this_thread(torch.backends.cuda, "is_built", lambda: True))

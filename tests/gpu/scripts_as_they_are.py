@@ -2,10 +2,11 @@
 it comes.
 
     python tests/gpu/scripts_as_they_are.py OUT.jsonl [HISTORIES_FOLDER] [--only TEXT] [--seconds 240]
+    python tests/gpu/scripts_as_they_are.py tests/gpu/recorded/predictions.jsonl --predict-only --jobs 1
 
-A script is predicted before the GPU executes it. Both run in processes of their own: predictions on the CPU
-with no GPU visible, counts next to each other as far as the GPU's memory allows. Each process has its own
-counters.
+The second command predicts again what was counted already. A script is predicted before the GPU executes it.
+Both run in processes of their own: predictions on the CPU with no GPU visible, counts next to each other as
+far as the GPU's memory allows. Each process has its own counters.
 """
 
 import argparse
@@ -45,12 +46,15 @@ COMMON = 8  # GB for a script that is not named above
 
 PREDICT = """
 import json, sys
+from course_utils.gpus import gpu
+from course_utils.watching.report import report
 from course_utils.watching.script import watch_script
-from course_utils.allocator.replay import replay
-measured = watch_script(sys.argv[1], sys.argv[2:])
-replayed = replay(measured)
-found = {"tensors": measured.peak, "allocated": replayed.peak_allocated, "reserved": replayed.peak_reserved,
-         "phase": measured.peak_phase, "note": measured.provenance.note}
+card, script, *arguments = sys.argv[1:]
+measured = watch_script(script, arguments, card=card)
+found = report(measured, gpu(card))
+found = {"tensors": measured.peak, "allocated": found.allocated, "reserved": found.reserved,
+         "phase": measured.peak_phase, "note": measured.provenance.note,
+         "not_predicted": dict(measured.not_predicted)}
 sys.__stdout__.write(json.dumps(found) + "\\n"); sys.__stdout__.flush()
 import os; os._exit(0)
 """
@@ -101,9 +105,11 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=12)
     parser.add_argument("--gigabytes", type=float, default=70, help="of the GPU, for all counts together")
     parser.add_argument("--predict-only", action="store_true")
+    parser.add_argument("--card", default="H200-141GB", help="the card that is predicted")
     options = parser.parse_args()
     end = time.monotonic() + options.seconds
-    about = {"date": date.today().isoformat(), "versions": versions(), **device(options.predict_only)}
+    about = {"date": date.today().isoformat(), "versions": versions(), "card": options.card}
+    about |= device(options.predict_only)
     if options.histories:
         options.histories.mkdir(parents=True, exist_ok=True)
     room = Room(options.gigabytes)
@@ -120,7 +126,7 @@ def main() -> None:
         hidden = {"CUDA_VISIBLE_DEVICES": "", **environment}
         left = end - time.monotonic()
         found, failed, took = executed(
-            [sys.executable, "-c", PREDICT, str(path), *arguments], hidden, min(150, left)
+            [sys.executable, "-c", PREDICT, options.card, str(path), *arguments], hidden, min(300, left)
         )
         row |= {
             "predicted": found[-1] if found else None,
@@ -142,7 +148,7 @@ def main() -> None:
                 *arguments,
             ]
             left = max(5.0, end - time.monotonic())
-            rows, failed, took = executed(counter, environment, min(150, left))
+            rows, failed, took = executed(counter, environment, min(300, left))
             room.give(needed)
             row |= {"steps": rows, "not_counted": failed, "counted_in": round(took, 1)}
         with writing, options.out.open("a") as file:
