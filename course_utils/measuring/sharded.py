@@ -17,7 +17,6 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from ..estimating.workspaces import Workspaces
 from ..networks import Transformer, build_network, default_dtype
 from ..run import TrainingRun
 from .cuda_answers import SimulatedEvent, SimulatedStream
@@ -166,11 +165,11 @@ class ShardedTraining(Training):
 class ShardTracker(Tracker):
     """Knows FSDP2's buffers by the operators that fill and empty them; leaves out what DTensors plan with."""
 
-    def __init__(self, device: str, workspaces: Workspaces | None = None) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         check_layout(INSIDE_FSDP)
         from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
-        super().__init__(device, workspaces)
+        super().__init__(*args, **kwargs)
         self._planning = False
         followed = partial(self._plan, getattr(ShardingPropagator, PLAN))
         self._plans = on_this_thread(ShardingPropagator, PLAN, followed)

@@ -63,7 +63,7 @@ import os; os._exit(0)
 def cases() -> list[tuple[Path, list[str], dict[str, str], float]]:
     """Script, arguments, environment, GB; the large ones first, so that none of them is the last to start."""
     found = [(path, [], {}, NEEDS.get(path.stem, COMMON)) for path in sorted(SCRIPTS.glob("*.py"))]
-    found = [case for case in found if case[0].stem != "hugging_face"]
+    found = [case for case in found if case[0].stem != "hugging_face" and "ranks_" not in case[0].stem]
     found += [(SCRIPTS / "nanogpt.py", [], {"TORCHDYNAMO_DISABLE": "1"}, NEEDS["nanogpt"])]
     found += [(SCRIPTS / "hugging_face.py", name.split(), {}, need) for name, need in HUGGING_FACE.items()]
     return sorted(found, key=lambda case: -case[3])

