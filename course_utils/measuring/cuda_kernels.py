@@ -279,6 +279,9 @@ OWN_SCRATCH: dict[Any, Callable[..., Own]] = {
 }
 """What the backwards of attention take after their results, by their arguments."""
 
+WITH_OWN_SCRATCH = frozenset({*OWN_SCRATCH, *SUMS, aten.embedding_dense_backward.default})
+"""Operators that `own_scratch` knows."""
+
 
 def own_scratch(func: Any, args: Any, card: Gpu | None) -> Own:
     """Memory that an operator's kernel takes after its results.

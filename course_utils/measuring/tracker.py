@@ -39,6 +39,7 @@ from .cuda_kernels import (
     SUMS,
     WITH_BIAS,
     WITH_CUBLAS,
+    WITH_OWN_SCRATCH,
     Own,
     Taken,
     not_on_the_gpu,
@@ -198,7 +199,9 @@ class Tracker(TorchDispatchMode):
             newest = self._see(tensor, func) or newest
         if newest is not None:
             self._recognize(func, args, newest)
-        if special and self.device == "cuda" and _device(args[0]) == "cuda":
+        if special and func in PRODUCTS:
+            self._product = newest, calling_instruction()
+        if special and func in WITH_OWN_SCRATCH and self.device == _device(args[0]) == "cuda":
             summed = tuple(args[0].shape) if func in SUMS else ()
             inside += self._note_own_scratch(func, own_scratch(func, args, self._card), summed)
         if special and func in CONVOLUTIONS and _device(args[0]) == "cuda":
@@ -412,16 +415,15 @@ class Tracker(TorchDispatchMode):
     def _recognize(self, func: Any, args: Any, newest: Storage) -> None:
         """Recognize, by the operator, autocast's copy of a weight, and what torch adds in place unwatched."""
         self._join = None
-        if func in PRODUCTS:
-            self._product = newest, calling_instruction()
-        source = self.known(args[0]) if func in INTO_A_COPY or func is aten._to_copy.default else None
+        adds = func in INTO_A_COPY
+        source = self.known(args[0]) if adds or func is aten._to_copy.default else None
         if source is None:
             return
         copies_weight = func is aten._to_copy.default and source.bound == "parameters"
         # a weight stored in few bits, on its way to numbers, has no floating point
         if copies_weight and args[0].dtype.is_floating_point and (self.phase in FORWARD or self._recomputing):
             newest.bound = "weight_copies"
-        joining = func in INTO_A_COPY and self.phase == "backward" and not self._recomputing
+        joining = adds and self.phase == "backward" and not self._recomputing
         if joining and source.bytes == newest.bytes and not args[0]._is_view():
             self._join = source, newest
         to_a_product = func is aten.add.Tensor and self._product[0] is source and source.bytes == newest.bytes
