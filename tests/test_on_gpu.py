@@ -8,12 +8,15 @@ import torch
 from torch import nn
 
 from course_utils import TrainingRun, compare_with_gpu, gpu, measure, on_gpu, read_snapshot
+from course_utils.allocator.replay import replay
 from course_utils.errors import StepError
 from course_utils.estimating.workspaces import workspaces_of
 from course_utils.measuring import live
 from course_utils.measuring.cuda_answers import CARD, Memory, answers
+from course_utils.measuring.reductions import partial_sums
 from course_utils.measuring.verdict import CONTEXT
 from course_utils.watching import on_gpu as cards
+from course_utils.watching.script import watch_script
 
 MiB = 1 << 20
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -84,6 +87,30 @@ def test_the_peak_is_that_of_a_measurement_of_the_same_step():
         torch.cuda.reset_peak_memory_stats()
         trained(model, optimizer, x)
         assert torch.cuda.max_memory_allocated() - start == measured.peak - measured.breakdown["workspaces"]
+
+
+SCRIPT = """
+import torch
+from torch import nn
+
+layer = nn.Linear(1024, 512).to("cuda")
+optimizer = torch.optim.SGD(layer.parameters())
+for step in range(2):
+    optimizer.zero_grad()
+    layer(torch.randn(8192, 1024, device="cuda")).backward(torch.ones(8192, 512, device="cuda"))
+    optimizer.step()
+"""
+
+
+def test_a_block_counts_what_watch_predicts_of_a_script_and_a_sum_s_scratch_with_it(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    predicted = replay(watch_script(path)).peak_allocated
+    with on_gpu():
+        exec(SCRIPT, {})
+        assert torch.cuda.max_memory_allocated() == predicted
+    x = torch.empty(8192, 512, device="meta")
+    assert partial_sums(x, [0], CARD)[0] > x.nbytes  # of the bias's gradient, at the peak
 
 
 @pytest.mark.parametrize("end", [None, KeyboardInterrupt()])

@@ -118,7 +118,7 @@ def _simulated(asked: Gpu | None, ranks: int) -> "_Card":
     if ranks > 1:
         workspaces = workspaces_of(asked.capability) if asked else None
         return _Card(
-            RankTracker("cuda", workspaces), asked or CARD, "a simulated rank of a block that is over"
+            RankTracker("cuda", workspaces, asked), asked or CARD, "a simulated rank of a block that is over"
         )
     return _card() if asked is None else _named_card(asked)
 
@@ -284,7 +284,7 @@ def _print_each(notes: dict[str, None]) -> None:
 def _new_card(card: Gpu = CARD) -> _Card:
     argument = "" if card is CARD else f"card={card.name!r}"
     where = f"the simulated GPU: go on inside a block `with on_gpu({argument}):`"
-    return _Card(_LastingTracker("cuda", workspaces_of(card.capability)), card, where)
+    return _Card(_LastingTracker("cuda", workspaces_of(card.capability), card), card, where)
 
 
 _card = cache(_new_card)  # the one on which tensors live on
