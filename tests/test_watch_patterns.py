@@ -127,7 +127,7 @@ for x, in torch.utils.data.DataLoader(rows, batch_size=32, num_workers=2, pin_me
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="next to a GPU, torch's fake tensors make its context")
 def test_what_a_trainer_asks_never_reaches_cuda_itself(watched, monkeypatch):
-    """Calls that transformers' Trainer and accelerate make: a GPU that is there would answer them otherwise."""
+    """Calls that transformers' Trainer and accelerate make: a GPU that is there would answer them."""
     sources = (Path(torch.__file__).parent / "cuda").glob("*.py")
     names = {name for path in sources for name in re.findall(r"torch\._C\.(_cuda_\w+)", path.read_text())}
     names -= {"_cuda_getDeviceCount"}  # by which torch sees whether it was built for CUDA
