@@ -1,5 +1,6 @@
 """The simulated GPU: which kernels run on it, what they keep, and that nothing of it is left behind."""
 
+import re
 from typing import Any
 
 import pytest
@@ -127,10 +128,17 @@ def test_a_torch_that_is_laid_out_in_another_way_is_named_with_what_it_lacks(mon
     check_layout(FOLLOWED)  # what a real GPU and the CPU need is there
 
 
-def test_a_self_test_that_fails_makes_it_unavailable_with_the_reason(monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (RuntimeError("hasPrimaryContext expects a device index"), "hasPrimaryContext expects"),
+        (torch.OutOfMemoryError("CUDA out of memory."), "full.*set CUDA_VISIBLE_DEVICES= to hide that GPU"),
+    ],
+)
+def test_a_self_test_that_fails_makes_it_unavailable_with_the_reason(monkeypatch, error, words):
     def fails(attention: str) -> Any:
-        raise RuntimeError("hasPrimaryContext expects a device index")
+        raise error
 
     monkeypatch.setattr(simulated, "simulated_gpu", fails)
     works, reason = simulated._availability.__wrapped__()
-    assert not works and "hasPrimaryContext expects" in reason
+    assert not works and re.search(words, reason)

@@ -253,6 +253,20 @@ def test_ctc_loss_is_cudnn_s_for_short_words_in_32_bits(written, dtype, shape):
         assert ("_ctc_loss", states) in kept and own == {states, (50, 4, 10)}
 
 
+def test_cudnn_s_ctc_loss_takes_lengths_on_the_host_but_its_mean_fails_as_on_a_gpu(written):
+    """torch divides cuDNN's losses by the lengths as they were given: two devices, and a GPU refuses it, too.
+
+    `get_clamped_target_length` in aten/src/ATen/native/LossCTC.cpp does not move them. A sum needs no
+    division, and for it torch copies lengths to the GPU (pytorch's pull request 152745).
+    """
+    mean = SPEECH.format(dtype="int32", shape=(33,), device="cpu")
+    with pytest.raises(ScriptError, match=r"the script itself fails: .* two( different)? devices"):
+        watch_script(written(SET_UP + mean))
+    total = mean.replace("lengths).backward()", "lengths, reduction='sum').backward()")
+    measured = watch_script(written(SET_UP + total))
+    assert ("_cudnn_ctc_loss", (50, 4, 10)) in {(one.operation, one.shape) for one in measured.allocations}
+
+
 EXPERTS = """
 experts = nn.Parameter(torch.randn(4, 64, 64, device="cuda"))
 more = torch.optim.SGD([experts], lr=0.1)

@@ -1,6 +1,7 @@
 """Ways in which training scripts are written, and what each of them needs while it is watched."""
 
 import atexit
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -89,6 +90,53 @@ profiler.export_chrome_trace("trace.json")
 with torch.autograd.profiler.emit_nvtx():
     step(), step()
 """
+
+
+OF_A_TRAINER = """
+from torch.utils.checkpoint import checkpoint
+assert torch.cuda.is_available() and torch.cuda.device_count() == 1 and torch.cuda.current_device() == 0
+torch.cuda.set_device(torch.device("cuda:0"))
+torch.cuda.get_device_capability(), torch.cuda.get_device_properties(0).major, torch.cuda.is_bf16_supported()
+torch.cuda.mem_get_info(), torch.cuda.reset_peak_memory_stats(), torch.cuda.empty_cache()
+torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()
+torch.manual_seed(1), torch.cuda.manual_seed_all(1)
+kept = torch.cuda.random.get_rng_state_all(), torch.cuda.get_rng_state()
+torch.cuda.random.set_rng_state_all(kept[0]), torch.cuda.set_rng_state(kept[1])
+order = torch.randperm(64, generator=torch.Generator(device="cuda"), device="cuda")
+with torch.random.fork_rng(), torch.cuda.device(0), torch.cuda.stream(torch.cuda.Stream()):
+    torch.cuda.synchronize(), torch.cuda.current_stream().synchronize(), torch.cuda.Event().record()
+assert torch.cuda.get_allocator_backend() == "native" and not torch.cuda.is_current_stream_capturing()
+torch.cuda.set_sync_debug_mode(torch.cuda.get_sync_debug_mode())
+assert torch.accelerator.current_accelerator().type == "cuda"
+torch.accelerator.synchronize(), torch.accelerator.current_device_index()
+scaler = torch.amp.GradScaler("cuda")
+rows = torch.utils.data.TensorDataset(torch.randn(64, 64))
+for x, in torch.utils.data.DataLoader(rows, batch_size=32, num_workers=2, pin_memory=True):
+    with torch.autocast("cuda", torch.float16):
+        loss = checkpoint(model, x.pin_memory().cuda(non_blocking=True), use_reentrant=False).sum()
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    if not torch.isnan(loss):
+        torch.save({"cuda": torch.cuda.get_rng_state_all(), "scaler": scaler.state_dict()}, "rng.pth")
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="next to a GPU, torch's fake tensors make its context")
+def test_what_a_trainer_asks_never_reaches_cuda_itself(watched, monkeypatch):
+    """Calls that transformers' Trainer and accelerate make: a GPU that is there would answer them."""
+    sources = (Path(torch.__file__).parent / "cuda").glob("*.py")
+    names = {name for path in sources for name in re.findall(r"torch\._C\.(_cuda_\w+)", path.read_text())}
+    names -= {"_cuda_getDeviceCount"}  # by which torch sees whether it was built for CUDA
+    assert len(names) > 50
+    reached = []
+    for name in names:
+        monkeypatch.setattr(torch._C, name, lambda *_, name=name: reached.append(name), raising=False)
+    measured = watched(SET_UP + OF_A_TRAINER)
+    assert measured.peak > 0 and not reached
 
 
 def test_a_profiler_sees_the_host_alone_and_says_nothing_on_stderr(watched, capfd):

@@ -189,7 +189,7 @@ class SimulatedEvent:
 
 SEEDS = ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all")
 OF_WORK: dict[str, Any] = {
-    **dict.fromkeys(("ipc_collect", "set_stream", *SEEDS), _nothing),
+    **dict.fromkeys(("ipc_collect", "set_stream", "set_sync_debug_mode", *SEEDS), _nothing),
     **dict.fromkeys(("stream", "StreamContext"), nullcontext),
     **dict.fromkeys(("current_stream", "default_stream"), partial(_of_one, SimulatedStream)),
     "initial_seed": _always(0),
@@ -197,6 +197,8 @@ OF_WORK: dict[str, Any] = {
     "Event": SimulatedEvent,
     "synchronize": partial(_of_one, _nothing),
     "is_current_stream_capturing": _always(False),
+    "get_sync_debug_mode": _always(0),
+    "get_allocator_backend": _always("native"),
     "get_rng_state": lambda *_: torch.zeros(16, dtype=torch.uint8, device="cpu"),  # a seed and an offset
     "get_rng_state_all": lambda: [torch.zeros(16, dtype=torch.uint8, device="cpu")],
 }

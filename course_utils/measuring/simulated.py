@@ -66,6 +66,11 @@ def self_test() -> str:
     how = _enable()
     try:
         gradient = _gradient_of_a_small_step()
+    except torch.OutOfMemoryError as error:  # torch's fake tensors begin with a real one where there is a GPU
+        raise SimulationUnavailable(
+            "the GPU of this machine is full, and a simulation next to it needs its context:"
+            " set CUDA_VISIBLE_DEVICES= to hide that GPU, and name a card"
+        ) from error
     except RuntimeError as error:  # of a build that this file does not fix, which misses its device
         raise SimulationUnavailable(
             f"a simulated step fails on torch {torch.__version__}: {error}"

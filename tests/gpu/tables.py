@@ -34,6 +34,9 @@ WHY = {
 }
 WITH_AN_LSTM = ("ctc.py", "lstm.py")
 
+WATCH, BLIND = "`watch`", "blind"
+STATES_ALONE = ("16 bytes per parameter", "DeepSpeed's ZeRO-2 estimate", "accelerate estimate-memory")
+
 Row = Mapping[str, Any]
 
 
@@ -97,6 +100,12 @@ def median_and_most(found: Iterable[float]) -> tuple[float, float]:
     return median(sizes), max(sizes)
 
 
+def blind_errors() -> list[float]:
+    """Sizes of the errors of first predictions, but for the compiled script."""
+    rows = [row for row in rows_of("scripts") if row["predicted"] and row["script"] != "nanogpt.py"]
+    return [abs(error(row["predicted"], row, "allocated")) for row in rows]
+
+
 def signed(error: float) -> str:
     return f"{error:+.2f}"
 
@@ -114,8 +123,7 @@ def scripts() -> list[str]:
     reserved = median_and_most(error(today[row["script"]], row, "reserved") for row in plain)
     with_cudnn = median_and_most(error(today[row["script"]], row, "allocated") for row in convolved)
     with_lstm = median_and_most(error(today[row["script"]], row, "allocated") for row in recurrent)
-    blind = [row for row in rows if row["predicted"] and row["script"] != "nanogpt.py"]
-    first = median_and_most(error(row["predicted"], row, "allocated") for row in blind)
+    first = blind_errors()
     headings = (
         "script",
         "allocated, predicted",
@@ -162,7 +170,7 @@ def scripts() -> list[str]:
             from these recordings which attention kernel a card takes, what sums take, and where the driver
             places memory. The column *blind* has the error of the first prediction, of {rows[0]["date"]}. It
             was in the file before the card executed the script, and was made for an A100, whose workspaces
-            are smaller: {first[0]:.1f} % at the median.
+            are smaller: {median(first):.1f} % at the median.
         """),
         "",
         *table(headings, cells),
@@ -208,6 +216,99 @@ def reserved() -> list[str]:
         """),
         f"({origin(rows_of('scripts')[0])}; `tests/gpu/count_script.py`)",
     ]
+
+
+# Other tools
+
+
+def errors_of_tools() -> dict[str, dict[str, float]]:
+    """Errors in percent of what a card counted, by tool and script; `watch` is first, blind last."""
+    rows = rows_of("peers")
+    scripts = dict.fromkeys(row["script"] for row in rows)
+    counted = {row["script"]: row for row in rows_of("scripts")}
+    today = predictions()
+    found = {WATCH: {script: error(today[script], counted[script], "allocated") for script in scripts}}
+    for row in rows:
+        if row["predicted"]:
+            found.setdefault(row["tool"], {})[row["script"]] = percent(row["predicted"], row["counted"])
+    first = {script: counted[script]["predicted"] for script in scripts}
+    found[BLIND] = {
+        script: error(said, counted[script], "allocated") for script, said in first.items() if said
+    }
+    return found
+
+
+def medians_of_tools() -> dict[str, float]:
+    """The median error of each tool, whatever its sign, over the scripts for which it predicts anything."""
+    return {tool: median(map(abs, errors.values())) for tool, errors in errors_of_tools().items()}
+
+
+def peers() -> list[str]:
+    rows = rows_of("peers")
+    errors, middle = errors_of_tools(), medians_of_tools()
+    scripts = {row["script"]: row["counted"] for row in rows}
+    cells = [
+        (
+            f"`{script}`",
+            gigabytes(counted),
+            *(signed(each[script]) if script in each else "none" for each in errors.values()),
+        )
+        for script, counted in scripts.items()
+    ]
+    versions = ", ".join(f"{name} {version}" for name, version in rows[0]["versions"].items())
+    others = [tool for tool in errors if tool not in (WATCH, BLIND)]
+    alone = [middle[tool] for tool in STATES_ALONE]
+    first = blind_errors()
+    return [
+        *paragraph(f"""
+            What would people use instead of `watch`? These are the {len(scripts)} scripts that allocated
+            most, of those without convolutions, an LSTM or `torch.compile`. The median error of bytes
+            allocated is {middle[WATCH]:.3f} % for `watch` and {middle["MemTracker"]:.2f} % for torch's own
+            MemTracker, which can follow {len(errors["MemTracker"])} of them. It is {middle["FitCheck"]:.0f} %
+            for FitCheck, which accepts {len(errors["FitCheck"])}, and {min(alone):.0f} to {max(alone):.0f} %
+            for three estimates of model states alone. The table has signed errors in percent.
+        """),
+        "",
+        *paragraph(f"""
+            As above, `watch` predicted after the card had counted, and the course had learned from these
+            recordings; the other tools had not. Its first predictions of these scripts, which were blind,
+            were {middle[BLIND]:.1f} % off at the median, and those of all scripts {median(first):.1f} %. The
+            one with Falcon's attention was half of what the card counted. There MemTracker is
+            {abs(errors["MemTracker"]["multi_query.py"]):.1f} % off.
+        """),
+        "",
+        *table(("script", "counted, GB", WATCH, *others, BLIND), cells),
+        "",
+        *paragraph("""
+            The tools do not all predict the same. MemTracker followed each script as it is, on a GPU that
+            does nothing (`tests/null_gpu.py`). Without a GPU, a script has to be rewritten for it, under
+            FakeTensorMode. It counts tensors that operators return, no workspaces, and stops where weights
+            are frozen.
+            FitCheck estimates from a model's configuration; its overhead for the context and fragmentation is
+            left out here, as these bytes are not allocated. It refuses models that it does not describe. The
+            last three have no activations. accelerate has a row for 16 bits, DeepSpeed's estimate is for one
+            GPU without offloading, and 16 bytes are for each parameter that is trained, with 2 for a frozen
+            one. Both expect weights of 16 bits with a copy in 32 bits. Scripts that train in plain bf16 keep
+            8 bytes per parameter.
+        """),
+        f"({versions}; {rows[0]['date']}; `tests/gpu/peers.py`)",
+    ]
+
+
+def lines_of_readme() -> str:
+    """README's sentences on the same errors, in one line."""
+    errors, middle = errors_of_tools(), medians_of_tools()
+    alone = [middle[tool] for tool in STATES_ALONE]
+    first = blind_errors()
+    return " ".join(
+        f"""
+        For ten training scripts that an H200 counted, the median error of `watch` is {middle[WATCH]:.3f} %,
+        and of torch's own MemTracker {middle["MemTracker"]:.1f} %: it follows {len(errors["MemTracker"])} of
+        them, and needs a GPU or a rewritten script. Formulas for model states are {min(alone):.0f} to
+        {max(alone):.0f} % off. `watch` had learned from these counts. Its first, blind predictions were
+        {middle[BLIND]:.1f} % off for the ten, and {median(first):.1f} % for all {len(first)} scripts.
+        """.split()
+    )
 
 
 def name_of_history(script: str) -> str:
@@ -401,6 +502,7 @@ def stages() -> list[str]:
 SECTIONS = {
     "scripts": scripts,
     "reserved": reserved,
+    "peers": peers,
     "limits": limits,
     "front": front,
     "batches": batches,

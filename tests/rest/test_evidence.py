@@ -151,6 +151,7 @@ def test_figures_of_the_page_are_what_the_course_estimates_and_fit_their_gpu_or_
 def test_what_a_gpu_counted_for_scripts_is_on_the_page_and_of_the_scripts_of_the_tree(monkeypatch):
     """A script that changes is counted again: what the card counted belongs to other bytes."""
     monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[1] / "gpu"))
+    import peers
     import tables
 
     assert tables.filled(PAGE) == PAGE, "run `python tests/gpu/tables.py --write`"
@@ -161,3 +162,6 @@ def test_what_a_gpu_counted_for_scripts_is_on_the_page_and_of_the_scripts_of_the
         assert all(
             tables.origin(row).startswith("recorded on NVIDIA H200, torch ") for row in tables.rows_of(name)
         )
+    assert {row["script"]: row["counted"] for row in tables.rows_of("peers")} == peers.chosen()
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert tables.lines_of_readme() in readme, tables.lines_of_readme()
