@@ -126,10 +126,11 @@ class TrainingRun:
     (b) counts sequences of `seq_len` (s) tokens; `accumulation_steps` micro-batches make one step;
     `global_batch` may be given instead. `world_size` ranks share the data, and with `zero_stage` 1 to 3 the
     optimizer states, the gradients and the parameters too. `loss_chunks` cuts the tokens into as many pieces
-    for the logits and the loss. `compile` says what torch.compile compiles (COMPILES). `dropout`, `logits` ("fp32", or "compute" for the type that the head computes
-    in) and `unfused` (GELU and RMSNorm in single operations: see `TransformerConfig`) override the model's
-    own. With `lora_rank` only LoRA's factors on `lora_targets` are trained, and the matrices of the blocks
-    are stored in `frozen_bits`. `card`, a name of `gpus.GPUS`, adds what cuBLAS keeps for itself there; left
+    for the logits and the loss. `compile` says what torch.compile compiles (COMPILES). `dropout`, `logits`
+    ("fp32", or "compute" for the type that the head computes in) and `unfused` (GELU and RMSNorm in single
+    operations: see `TransformerConfig`) override the model's own. With `lora_rank` only LoRA's factors on
+    `lora_targets` are trained, and the matrices of the blocks are stored in `frozen_bits`. `card`, a name of
+    `gpus.GPUS`, adds what cuBLAS keeps for itself there; left
     out, it is not counted. Raises ValueError for every choice that is unknown, absurd or contradicts another.
     """
 
