@@ -50,7 +50,19 @@ def casts(run: TrainingRun, x: Letters) -> bool:
 def block(run: TrainingRun) -> list[Row]:
     """The rows of one compiled block in the order of forward."""
     x = letters(run)
-    return [*first_half(run, x), *second_half(run, x)]
+    later = [row._replace(left=row.left + reused(run, x)) for row in first_half(run, x)]
+    return [*later, *second_half(run, x)]
+
+
+def reused(run: TrainingRun, x: Letters) -> int:
+    """Bytes of gradients in the last block's MLP whose memory waits for the other blocks of a whole model.
+
+    The compiler gives the same memory to tensors of one size in its graph (`# reuse` in its code). These
+    are GELU's gradient, or those of gate and up, and of their input.
+    """
+    if run.compile == "blocks" or run.model.layers == 1:
+        return 0
+    return x.F if run.model.mlp == "gelu" else 2 * x.F + x.H
 
 
 def flow(run: TrainingRun, x: Letters) -> int:
@@ -127,20 +139,22 @@ def second_half(run: TrainingRun, x: Letters) -> list[Row]:
     D = x.H if casts(run, x) or run.model.dropout else 0
     # the stream before the second norm is a sum, which is computed again from the product that was added
     middle = x.X if run.compile == "model" and x.r != x.c else x.H
+    R = reused(run, x)
     norm2 = norm(run, x, "norm2", {"product before": middle} | mask(run, x))
+    norm2 = norm2._replace(left=norm2.left + R)
     w = x.h * x.f
     made = x.c * w
     copy = made if run.precision.autocast else 0
     waits = made if casts(run, x) else 0  # of GELU's MLP until both gradients are there
     if run.model.mlp == "gelu":
         between = Row("GELU", {"input": x.F}, 0, S + x.F + waits)
-        up = product(run, x, "up", w, {"input": x.H}, x.H, S + x.H, before=w if waits else 0)
+        up = product(run, x, "up", w, {"input": x.H}, x.H, S + x.H + R, before=w if waits else 0)
         arrives = 0 if waits else w
     else:
         arrives = w
         between = Row("SiLU · up", {"gate": x.F}, x.F, S + x.F)
-        gate = product(run, x, "gate", w, {"input": x.H}, x.H, S + x.H)
-        up = [*gate, *product(run, x, "up", w, {"up": x.F}, x.H, S + x.H)]
+        gate = product(run, x, "gate", w, {"input": x.H}, x.H, S + x.H + R)
+        up = [*gate, *product(run, x, "up", w, {"up": x.F}, x.H, S + x.H + R)]
     held = 0 if arrives else waits
     if run.model.mlp == "gelu" and not run.precision.autocast:  # then the input's gradient is made first
         down = [Row("down", {"input": x.F}, D + x.F, S + x.F, w)]
