@@ -399,9 +399,9 @@ def loss_moments(step: Step) -> Iterator[Moment]:
 
 
 def moments_of_compiled_loss(step: Step) -> Iterator[Moment]:
-    """A compiled model's loss: the gradient of the logits takes their place, then the head's product is undone.
+    """A compiled model's loss: the gradient of the logits takes their place, then goes back through the head.
 
-    A tied head's gradient is made later, so one tensor of the head's input is all that is new.
+    New are the gradients of the head and of its input, one after the other.
     """
     run, x = step.run, step.x
     before = kept_of_blocks(step, run.model.layers) + shared_by_blocks(step) + kept_by_head(step)
@@ -410,7 +410,7 @@ def moments_of_compiled_loss(step: Step) -> Iterator[Moment]:
     there = {"activations": before + logits, "weight_copies": copied}
     yield Moment("after loss", "forward", there | {"activations": before + logits + 8 * x.t})
     Vh = step.V * x.h
-    made = x.H if run.model.tied else max(x.H, x.c * Vh)
+    made = x.H if of_compiled.waiting(run) else max(x.H, x.c * Vh)
     yield Moment("backward of the head", "backward", there | {"temporaries": made})
 
 
@@ -422,7 +422,7 @@ def compiled_stem_moments(step: Step, full: Bytes) -> Iterator[Moment]:
     run, x = step.run, step.x
     Vh = step.V * x.h
     own = max(4 * Vh, run.precision.gradient * Vh)
-    head = of_compiled.logits(run) + x.c * Vh if run.model.tied else 0
+    head = of_compiled.waiting(run) + (x.c * Vh if run.model.tied else 0)
     yield Moment("backward of the embedding", "backward", {
         "gradients": full["gradients"],
         "temporaries": own - run.precision.gradient * Vh + head + x.H,
@@ -539,7 +539,7 @@ def gradients_before(step: Step, index: int) -> int:
         return 0
     of_block = sum(map(prod, local(run).block.values()))
     if run.compile == "model":
-        return step.x.c * (Vh * (not run.model.tied) + done * of_block)
+        return step.x.c * (done * of_block + (0 if of_compiled.waiting(run) else Vh))
     of_head = step.x.r if run.model.tied else run.precision.gradient  # a tied one waits as it was made
     return of_head * Vh + run.precision.gradient * done * of_block
 
@@ -548,7 +548,7 @@ def waiting(step: Step) -> int:
     """Bytes of the head's gradient while it waits for the embedding's, to which it is tied."""
     run = step.run
     if run.compile == "model":
-        return of_compiled.logits(run) if run.model.tied else 0
+        return of_compiled.waiting(run)
     waits = run.accumulates and run.zero_stage < 2 and run.model.tied and not run.lora_rank
     return step.x.r * step.V * step.x.h if waits else 0
 

@@ -1,12 +1,16 @@
 """A compiled block as a table of rows, and what a compiled model keeps besides its blocks.
 
-torch.compile parts one graph of forward and backward where the fewest bytes cross, by a minimum cut
-(`min_cut_rematerialization_partition` in torch/_functorch/partitioners.py; He 2022). What matrix products read
-and make can be kept, so can statistics, masks of dropout and what attention's kernel gives. All else is computed
-again in the kernel that needs it, so nothing between fused operations is kept. A kernel writes over
-what nobody reads again, so few gradients of activations need memory of their own.
+torch.compile cuts the graph of forward and backward where the fewest bytes cross, a minimum cut
+(`min_cut_rematerialization_partition` in torch/_functorch/partitioners.py; He 2022, "Min-cut optimal(*)
+recomputation (i.e. activation checkpointing) with AOTAutograd"). What matrix products read and make is kept,
+and statistics, masks of dropout, and the results of attention's kernel. All else is computed again in the kernel
+that needs it. So nothing between fused operations is kept, and few gradients need memory of their own: a
+kernel writes them over what nobody reads again.
 
-`lacking` says what this form does not cover.
+The cut is exact for a block by itself. Where a whole model has several cuts of the same size, any of them may be
+taken. In which order its backward makes gradients, and whose memory it reuses, Inductor decides by sizes
+(torch/_inductor/memory.py): the rows have the order that it takes most often. `lacking` says what this form does
+not cover.
 """
 
 from ..run import TrainingRun
@@ -84,7 +88,14 @@ def mask(run: TrainingRun, x: Letters) -> Bytes:
 
 
 def product(
-    run: TrainingRun, x: Letters, name: str, weights: int, keeps: Bytes, makes: int, left: int, before: int = 0
+    run: TrainingRun,
+    x: Letters,
+    name: str,
+    weights: int,
+    keeps: Bytes,
+    makes: int,
+    left: int,
+    before: int = 0,
 ) -> list[Row]:
     """A product with the gradient of its input, which it `makes`, and of its weights, cast if need be.
 
@@ -125,16 +136,15 @@ def first_half(run: TrainingRun, x: Letters) -> list[Row]:
     inputs = {name: size for name, size in core.keeps.items() if name != "output"}
     made = x.c * x.h * x.q
     copy = made if run.precision.autocast else 0
-    out = [
-        Row("attention", inputs, core.makes, S + D + wide),
-        Row("out", {}, x.Q, S + D + x.Q, copy=copy),
-    ]
-    weights = Row("out, its weights' gradient", {"input": x.Q}, made if casts(run, x) else 0, S + wide, x.h * x.q)
+    out = [Row("attention", inputs, core.makes, S + D + wide), Row("out", {}, x.Q, S + D + x.Q, copy=copy)]
+    weights = Row(
+        "out, its weights' gradient", {"input": x.Q}, made if casts(run, x) else 0, S + wide, x.h * x.q
+    )
     return [norm(run, x, "norm1", {"input": x.X}), *project, weights, *out]
 
 
 def second_half(run: TrainingRun, x: Letters) -> list[Row]:
-    """Norm and MLP. GELU is computed again from the product before it, SiLU and its product with up as well."""
+    """Norm and MLP. GELU is computed again from the product before it, and so are SiLU and gate · up."""
     S = flow(run, x)
     D = x.H if casts(run, x) or run.model.dropout else 0
     # the stream before the second norm is a sum, which is computed again from the product that was added
@@ -156,8 +166,8 @@ def second_half(run: TrainingRun, x: Letters) -> list[Row]:
         gate = product(run, x, "gate", w, {"input": x.H}, x.H, S + x.H + R)
         up = [*gate, *product(run, x, "up", w, {"up": x.F}, x.H, S + x.H + R)]
     held = 0 if arrives else waits
-    if run.model.mlp == "gelu" and not run.precision.autocast:  # then the input's gradient is made first
-        down = [Row("down", {"input": x.F}, D + x.F, S + x.F, w)]
+    if run.model.mlp == "gelu" and not casts(run, x):  # then the input's gradient is made first
+        down = [Row("down", {"input": x.F}, D + x.F, S + x.F, w, copy=copy)]
         return [norm2, *up, between, *down, Row("MLP, dropout", mask(run, x), 0, S)]
     down = [
         Row("down", {}, x.F, S + D + x.F + held, copy=copy),
@@ -182,8 +192,17 @@ def kept_by_head(run: TrainingRun) -> int:
 def logits(run: TrainingRun) -> int:
     """Bytes of the logits, all that a compiled loss keeps but two fp32 numbers per token.
 
-    Softmax is computed again from them, and their gradient is written over them. A tied head's gradient is
-    made when the embedding's is there, so they may stay until then.
+    Softmax is computed again from them, and their gradient is written over them.
     """
     x = letters(run)
     return x.c * x.t * run.model.vocab
+
+
+def waiting(run: TrainingRun) -> int:
+    """Bytes that wait for a tied head's gradient, which is made last and added to the embedding's.
+
+    These are the gradient of the logits and the head's input. Autocast's is cast to fp32, and made at once.
+    """
+    if run.precision.autocast or not run.model.tied:
+        return 0
+    return logits(run) + letters(run).H
