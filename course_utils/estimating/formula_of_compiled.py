@@ -3,17 +3,18 @@
 torch.compile cuts the graph of forward and backward where the fewest bytes cross, a minimum cut
 (`min_cut_rematerialization_partition` in torch/_functorch/partitioners.py; He 2022, "Min-cut optimal(*)
 recomputation (i.e. activation checkpointing) with AOTAutograd"). What matrix products read and make is kept,
-and statistics, masks of dropout, and the results of attention's kernel. All else is computed again in the kernel
-that needs it. So nothing between fused operations is kept, and few gradients need memory of their own: a
-kernel writes them over what nobody reads again.
+and statistics, masks of dropout, and the results of attention's kernel. All else is computed again in the
+kernel that needs it. So nothing between fused operations is kept, and few gradients need memory of their
+own: a kernel writes them over what nobody reads again.
 
-The cut is exact for a block by itself. Where a whole model has several cuts of the same size, any of them may be
-taken. In which order its backward makes gradients, and whose memory it reuses, Inductor decides by sizes
-(torch/_inductor/memory.py): the rows have the order that it takes most often. `lacking` says what this form does
-not cover.
+A block by itself has one cut. A whole model may have several of one size, and torch takes any of them. In
+which order its backward makes gradients, and whose memory it uses again, is decided by sizes
+(torch/_inductor/memory.py): the rows have the order that small and large models mostly had. `lacking` says
+what this form does not cover.
 """
 
 from ..run import TrainingRun
+from ..units import round_up
 from .formula_of_blocks import Bytes, Letters, Row, kernel, letters, repeats
 
 KERNELS = ("flash", "efficient")
@@ -192,10 +193,12 @@ def kept_by_head(run: TrainingRun) -> int:
 def logits(run: TrainingRun) -> int:
     """Bytes of the logits, all that a compiled loss keeps but two fp32 numbers per token.
 
-    Softmax is computed again from them, and their gradient is written over them.
+    Softmax is computed again from them, and their gradient is written over them. Long rows begin at multiples
+    of 128 bytes (`comprehensive_padding` in torch/_inductor/config.py).
     """
     x = letters(run)
-    return x.c * x.t * run.model.vocab
+    V = run.model.vocab
+    return x.t * (round_up(x.c * V, 128) if V > 1024 else x.c * V)
 
 
 def waiting(run: TrainingRun) -> int:

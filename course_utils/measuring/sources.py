@@ -17,7 +17,7 @@ from ..estimating.workspaces import workspaces_on
 from ..gpus import Gpu, gpu
 from ..measurement import Measurement
 from ..pace import working
-from ..planning.twin import fits, named, unsupported, untrainable
+from ..planning.twin import fits, named, needed, unsupported, untrainable
 from ..run import TrainingRun
 from ..units import GB, format_bytes
 from . import data_parallel, live, sharded, simulated
@@ -148,7 +148,7 @@ def choose_source(run: TrainingRun) -> tuple[str, str]:
         return "simulated", reason
     reason = unsupported(run, card.capability)
     if not reason and not fits(run, card.memory):
-        asked = format_bytes(estimate(run).total, "GB", 1)
+        asked = format_bytes(needed(run), "GB", 1)
         there = format_bytes(card.memory, "GB", 1)
         reason = f"needs {asked}, {card.name} has {there} free"
     if reason:
