@@ -149,7 +149,7 @@ class Training:
         self.simulated = simulated
         self.losses: list[float] = []
         self.network = self._network()
-        self.whole: Callable[..., torch.Tensor] | None = None  # network and loss, once they are compiled
+        self.network_and_loss: Callable[..., torch.Tensor] | None = None  # once compiled
         self.compiled = run.compile == "none"
         self.optimizer = self._optimizer()
         self.scaler: torch.amp.GradScaler | None = None
@@ -168,12 +168,12 @@ class Training:
         """Compile what the run says, in its first step: a simulated GPU can do so only under the tracker."""
         self.compiled = True
         if self.run.compile == "model":
-            self.whole = torch.compile(self._whole)
+            self.network_and_loss = torch.compile(self._network_and_loss)
             return
         for block in self.network.blocks:
             block.compile()
 
-    def _whole(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def _network_and_loss(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         chunks, upcast = self.run.loss_chunks, self.run.model.logits == "fp32"
         if chunks == 1:
             return loss_of(self.network(tokens), targets, upcast)
@@ -244,9 +244,9 @@ class Training:
         chunks = self.run.loss_chunks
         upcast = self.run.model.logits == "fp32"
         with self.autocast():
-            if self.whole is not None:
+            if self.network_and_loss is not None:
                 with tracker.in_phase("forward"):
-                    return self.whole(self.tokens, self.targets) / self.run.accumulation_steps
+                    return self.network_and_loss(self.tokens, self.targets) / self.run.accumulation_steps
             with tracker.in_phase("forward"):
                 out = self.network(self.tokens) if chunks == 1 else self.network.features(self.tokens)
             with tracker.in_phase("loss"):
