@@ -194,7 +194,8 @@ def logits(run: TrainingRun) -> int:
     """Bytes of the logits, all that a compiled loss keeps but two fp32 numbers per token.
 
     Softmax is computed again from them, and their gradient is written over them. Long rows begin at multiples
-    of 128 bytes (`comprehensive_padding` in torch/_inductor/config.py).
+    of 128 bytes (`comprehensive_padding` in torch/_inductor/config.py). Not counted is a padded copy of their
+    gradient: where V is no multiple of 8, the card may find it faster (torch/_inductor/fx_passes/pad_mm.py).
     """
     x = letters(run)
     V = run.model.vocab

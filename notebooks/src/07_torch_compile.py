@@ -420,7 +420,9 @@ from course_utils import measure
 small = TransformerConfig("two blocks of it", "gpt2", layers=2, **sizes)
 short = run.replace(model=small, compile="model")  # change this: "blocks"
 form, simulated = estimate(short).total, measure(short, "simulated").peak
-print(f"formula {form:,} bytes, simulated {simulated:,} bytes, {100 * (form / simulated - 1):+.2f} %")
+print(
+    f"formula {form:,} bytes, simulated {simulated:,} bytes, {100 * (form / simulated - 1):+.2f} %"
+)
 
 # %% [markdown]
 # The formula is exact for a block, and within 1 % for a model. In which order the compiler makes a model's gradients, it
