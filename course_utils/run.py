@@ -104,6 +104,9 @@ keeps the rest (Korthikanti et al. 2022, section 5); "offload" computes nothing 
 memory.
 """
 
+COMPILES = ("none", "model", "blocks")
+"""Parts that torch.compile compiles: "model" is the model with its loss, "blocks" each block by itself."""
+
 LORA_ALIASES = {"attention": ("qkv", "q", "k", "v", "out"), "mlp": ("gate", "up", "down")}
 
 OVERRIDES = ("dropout", "logits", "unfused")
@@ -123,10 +126,11 @@ class TrainingRun:
     (b) counts sequences of `seq_len` (s) tokens; `accumulation_steps` micro-batches make one step;
     `global_batch` may be given instead. `world_size` ranks share the data, and with `zero_stage` 1 to 3 the
     optimizer states, the gradients and the parameters too. `loss_chunks` cuts the tokens into as many pieces
-    for the logits and the loss. `dropout`, `logits` ("fp32", or "compute" for the type that the head computes
-    in) and `unfused` (GELU and RMSNorm in single operations: see `TransformerConfig`) override the model's
-    own. With `lora_rank` only LoRA's factors on `lora_targets` are trained, and the matrices of the blocks
-    are stored in `frozen_bits`. `card`, a name of `gpus.GPUS`, adds what cuBLAS keeps for itself there; left
+    for the logits and the loss. `compile` says what torch.compile compiles (COMPILES). `dropout`, `logits`
+    ("fp32", or "compute" for the type that the head computes in) and `unfused` (GELU and RMSNorm in single
+    operations: see `TransformerConfig`) override the model's own. With `lora_rank` only LoRA's factors on
+    `lora_targets` are trained, and the matrices of the blocks are stored in `frozen_bits`. `card`, a name of
+    `gpus.GPUS`, adds what cuBLAS keeps for itself there; left
     out, it is not counted. Raises ValueError for every choice that is unknown, absurd or contradicts another.
     """
 
@@ -146,6 +150,7 @@ class TrainingRun:
     clip_grad_norm: float | None = None
     set_to_none: bool = True
     loss_chunks: int = 1
+    compile: str = "none"
     lora_rank: int = 0
     lora_targets: tuple[str, ...] = ()
     frozen_bits: int | None = None
@@ -170,6 +175,7 @@ class TrainingRun:
         clip_grad_norm: float | None = None,
         set_to_none: bool = True,
         loss_chunks: int = 1,
+        compile: str = "none",
         lora_rank: int = 0,
         lora_targets: str | tuple[str, ...] = (),
         frozen_bits: int | None = None,
@@ -197,6 +203,7 @@ class TrainingRun:
             "attention": _one_of("attention", attention, {name: name for name in ATTENTIONS}),
             "recompute": _recompute(recompute, config.layers),
             "accumulation_steps": _accumulation(accumulation_steps, global_batch, micro_batch, world_size),
+            "compile": _one_of("compile", compile, {name: name for name in COMPILES}),
             "zero_stage": zero_stage,
             "clip_grad_norm": clip_grad_norm,
             "lora_rank": lora_rank,
@@ -208,7 +215,8 @@ class TrainingRun:
             "set_to_none": set_to_none,
         }
         self.__dict__.update(chosen)  # quicker than object.__setattr__ for each of them
-        for check in (_check_attention, _check_sharding, _check_parallel, _check_training, _check_lora):
+        checks = (_check_attention, _check_sharding, _check_parallel, _check_training, _check_lora)
+        for check in (*checks, _check_compile):
             check(self)
 
     @property
@@ -284,6 +292,8 @@ class TrainingRun:
             parts.append("gradients zeroed, not freed")
         if self.loss_chunks > 1:
             parts.append(f"loss in {self.loss_chunks} chunks")
+        if self.compile != "none":
+            parts.append({"model": "compiled", "blocks": "each block compiled"}[self.compile])
         parts += self._overrides_in_words()
         if self.lora_rank:
             parts.append(f"LoRA of rank {self.lora_rank} on {', '.join(self.lora_targets)}")
@@ -439,6 +449,18 @@ def _check_lora(run: TrainingRun) -> None:
         raise ValueError("LoRA is not accounted for in fp8: choose a 16-bit precision")
     if rank and run.model.experts:
         raise ValueError("LoRA on a mixture of experts is not covered: choose a model without experts")
+
+
+def _check_compile(run: TrainingRun) -> None:
+    if run.compile == "none":
+        return
+    if run.world_size * run.tensor_parallel > 1:
+        raise ValueError(
+            f"compile={run.compile!r} is covered on one rank: set world_size=1 and tensor_parallel=1,"
+            " or compile='none'"
+        )
+    if run.recompute == "offload":
+        raise ValueError(f"compile={run.compile!r} does not go with recompute='offload': choose one of them")
 
 
 def _recompute(value: Any, layers: int) -> str:

@@ -19,7 +19,15 @@ from course_utils.gpus import GPUS
 from course_utils.interactive.guesses import parse_guess
 from course_utils.model_files import model_config
 from course_utils.models import CHOICES, FAMILIES, LOGITS, PRESETS, TransformerConfig
-from course_utils.run import ATTENTIONS, LORA_ALIASES, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
+from course_utils.run import (
+    ATTENTIONS,
+    COMPILES,
+    LORA_ALIASES,
+    OPTIMIZERS,
+    PRECISIONS,
+    RECOMPUTES,
+    TrainingRun,
+)
 from course_utils.units import parse_bytes
 
 # Training runs
@@ -69,6 +77,7 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "clip_grad_norm": st.floats(0.001, 1e6),
     "set_to_none": FLAGS,
     "loss_chunks": st.integers(1, 9),
+    "compile": st.sampled_from(COMPILES),
     "lora_rank": st.integers(0, 9),
     "lora_targets": st.sampled_from(
         [(), "attention", "mlp", ("q", "v"), ("out", "mlp"), *LORA_ALIASES["mlp"]]

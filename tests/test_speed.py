@@ -18,5 +18,8 @@ def test_an_estimate_takes_a_thousand_calls_however_large_the_model(model):
     for run in known:
         estimate(run)
     assert max(calls(lambda run=run: estimate(run)) for run in fresh) < 1200
+    compiled = TrainingRun(model, 76, 512, compile="model")
+    estimate(compiled)
+    assert calls(lambda: estimate(compiled.replace(micro_batch=77))) < 1200
     assert calls(lambda: TrainingRun("llama3-8b", 77, 512)) < 160
     assert calls(lambda: known[0].replace(micro_batch=78)) < 240

@@ -16,7 +16,7 @@ from ..errors import ScriptError, SimulationUnavailable
 from ..gpus import GPUS
 from ..interactive.course_files import ROOT, old_numbers
 from ..models import LOGITS, PRESETS
-from ..run import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
+from ..run import ATTENTIONS, COMPILES, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
 from ..units import parse_bytes
 from ..watching import out_of_memory
 from . import start
@@ -69,6 +69,7 @@ KNOWN = {
     "optimizers": OPTIMIZERS,
     "attentions": ATTENTIONS,
     "recomputes": RECOMPUTES,
+    "compiles": COMPILES,
     "cards": GPUS,
     "formats": LOGITS,
 }

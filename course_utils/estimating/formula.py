@@ -17,6 +17,7 @@ from typing import NamedTuple
 from ..breakdown import MemoryBreakdown
 from ..run import TrainingRun
 from . import formula_of_blocks as of_blocks
+from . import formula_of_compiled as of_compiled
 from . import formula_of_ranks as of_ranks
 from .formula_of_blocks import Bytes, Letters, Row, block, kept, letters, norm
 from .formula_of_ranks import Buffers, buffers, local
@@ -95,6 +96,8 @@ def all_moments(run: TrainingRun) -> Iterator[Moment]:
     step = step_of(run)
     full = persistent(run)
     during = (forward_moments(step), loss_moments(step), block_moments(step), stem_moments(step, full))
+    if run.compile == "model":
+        during = (moments_of_compiled_loss(step), block_moments(step), compiled_stem_moments(step, full))
     for name, phase, parts, happens in chain(*during):
         yield Moment(name, phase, plus(before_forward(run, full, name), parts), happens)
     for name, phase, parts, happens in after_backward(run, full):
@@ -114,10 +117,19 @@ def step_of(run: TrainingRun) -> Step:
         alone = run.replace(
             world_size=1, zero_stage=0, accumulation_steps=1, set_to_none=True, precision=recipe
         )
-    every = summed(block(alone))
+    every = summed(rows_of_block(alone))
     first = summed(rows_of_first_block(run, every.rows)) if run.lora_rank else every
     V = -(-run.model.vocab // run.tensor_parallel)
     return Step(run, alone, letters(run), every, first, buffers(run), V)
+
+
+def rows_of_block(run: TrainingRun) -> list[Row]:
+    """The rows of a block. Raises ValueError for a compiled run that the closed form does not cover."""
+    if run.compile == "none":
+        return block(run)
+    if reason := of_compiled.lacking(run):
+        raise ValueError(reason)
+    return of_compiled.block(run)
 
 
 def summed(rows: list[Row]) -> Block:
@@ -176,7 +188,7 @@ def block_table(run: TrainingRun) -> Bytes:
 
     A block that recomputes nothing: the first is its input.
     """
-    return of_blocks.table(block(run.replace(recompute="none")))
+    return of_blocks.table(rows_of_block(run.replace(recompute="none")))
 
 
 def block_bytes(run: TrainingRun) -> int:
@@ -256,6 +268,8 @@ def rows_of_first_block(run: TrainingRun, rows: list[Row]) -> list[Row]:
 def shared_by_blocks(step: Step) -> int:
     """Kept once: positions' angles or indices, eager attention's mask, the embedding's dropout mask."""
     run, x = step.run, step.x
+    if run.compile == "model":
+        return of_compiled.kept_besides(run)
     s = run.seq_len
     trained = not run.lora_rank
     shared = s * s if run.attention == "eager" else 0
@@ -271,6 +285,8 @@ def shared_by_blocks(step: Step) -> int:
 def kept_by_head(step: Step) -> int:
     """The last norm's input and the head's, which a frozen head does not need; a loss in pieces holds it."""
     run, x = step.run, step.x
+    if run.compile == "model":
+        return of_compiled.kept_by_head(run)
     last = kept(norm(run, x, "final norm"))
     if run.loss_chunks > 1:
         return last + x.N
@@ -382,6 +398,37 @@ def loss_moments(step: Step) -> Iterator[Moment]:
     yield Moment(name, "backward", start | add(added, summed), "sum of the head's gradients")
 
 
+def moments_of_compiled_loss(step: Step) -> Iterator[Moment]:
+    """A compiled model's loss: the gradient of the logits takes their place, then goes back through the head.
+
+    New are the gradients of the head and of its input, one after the other.
+    """
+    run, x = step.run, step.x
+    before = kept_of_blocks(step, run.model.layers) + shared_by_blocks(step) + kept_by_head(step)
+    copied = all_copies(step) + head_copy(step)
+    logits = of_compiled.logits(run)
+    there = {"activations": before + logits, "weight_copies": copied}
+    yield Moment("after loss", "forward", there | {"activations": before + logits + 8 * x.t})
+    Vh = step.V * x.h
+    made = x.H if of_compiled.waiting(run) else max(x.H, x.c * Vh)
+    yield Moment("backward of the head", "backward", there | {"temporaries": made})
+
+
+def compiled_stem_moments(step: Step, full: Bytes) -> Iterator[Moment]:
+    """Backward of a compiled model's embedding: its dense gradient is in fp32 first.
+
+    A tied head's is made then, from the gradient of the logits.
+    """
+    run, x = step.run, step.x
+    Vh = step.V * x.h
+    own = max(4 * Vh, run.precision.gradient * Vh)
+    head = of_compiled.waiting(run) + (x.c * Vh if run.model.tied else 0)
+    yield Moment("backward of the embedding", "backward", {
+        "gradients": full["gradients"],
+        "temporaries": own - run.precision.gradient * Vh + head + x.H,
+    })  # fmt: skip
+
+
 def add(parts: Bytes, temporaries: int) -> Bytes:
     """The parts with more temporaries."""
     return parts | {"temporaries": parts["temporaries"] + temporaries}
@@ -491,6 +538,8 @@ def gradients_before(step: Step, index: int) -> int:
     if run.accumulates:
         return 0
     of_block = sum(map(prod, local(run).block.values()))
+    if run.compile == "model":
+        return step.x.c * (done * of_block + (0 if of_compiled.waiting(run) else Vh))
     of_head = step.x.r if run.model.tied else run.precision.gradient  # a tied one waits as it was made
     return of_head * Vh + run.precision.gradient * done * of_block
 
@@ -498,6 +547,8 @@ def gradients_before(step: Step, index: int) -> int:
 def waiting(step: Step) -> int:
     """Bytes of the head's gradient while it waits for the embedding's, to which it is tied."""
     run = step.run
+    if run.compile == "model":
+        return of_compiled.waiting(run)
     waits = run.accumulates and run.zero_stage < 2 and run.model.tied and not run.lora_rank
     return step.x.r * step.V * step.x.h if waits else 0
 
@@ -510,10 +561,11 @@ def highest(step: Step, rows: list[Row], start: Bytes) -> Moment:
     run = step.alone
     offloads = run.recompute == "offload"
     new = not run.accumulates
+    element = step.x.c if run.compile == "model" else run.precision.gradient
     copied, kept_now, arrived, flow = 0, 0, 0, step.x.X  # what has changed since the start
     top, best, where = 0, (0, 0, 0, 0), ""
     for row in reversed(rows):
-        own = run.precision.gradient * row.weights
+        own = element * row.weights
         sizes = row.keeps.values()
         back = 0
         if offloads:  # a row's own tensors come back for as long as its backward runs

@@ -35,6 +35,7 @@ def _refuse_what_none_covers(formula: str, run: TrainingRun) -> None:
         formula,
         (run.lora_rank, "LoRA"),
         (run.loss_chunks > 1, "a loss in chunks"),
+        (run.compile != "none", "torch.compile"),
         (run.recompute == "offload", "activations that are offloaded"),
         (recomputes, f"{run.recompute} recomputation"),
         (run.precision.name in ("fp8", "bf16"), f"the {run.precision.name} recipe"),

@@ -11,11 +11,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..errors import GpuOutOfMemory
-from ..estimating import estimate
 from ..estimating.workspaces import workspaces_of
 from ..gpus import Gpu, recognized
 from ..measurement import Measurement, Provenance
-from ..planning.twin import largest_micro_batch, not_built
+from ..planning.twin import largest_micro_batch, needed, not_built
 from ..run import TrainingRun
 from ..units import format_bytes
 from .devices import Cuda, Device, Phases, count_peaks
@@ -144,7 +143,7 @@ def _asked_for(message: str) -> str:
 
 
 def _advice(run: TrainingRun, asked: str, free: int) -> str:
-    needs = estimate(run).total
+    needs = needed(run)
     fits = 0
     if run.micro_batch > 1:
         fits = largest_micro_batch(run.replace(micro_batch=run.micro_batch - 1), free)

@@ -98,11 +98,11 @@ def _auto(own: OwnStep, steps: int, attention: str) -> Measurement:
     if simulated.peak * SAFETY > card.memory:
         needs = format_bytes(simulated.peak, "GB", 1)
         free = format_bytes(card.memory, "GB", 1)
-        return _noted(simulated, f"not live: needs {needs}, {card.name} has {free} free")
+        return noted(simulated, f"not live: needs {needs}, {card.name} has {free} free")
     try:
         return _live(own, steps)
     except (GpuOutOfMemory, live.KernelRefused) as error:
-        return _noted(simulated, f"not live: {error}")
+        return noted(simulated, f"not live: {error}")
 
 
 def _measured(own: OwnStep, source: str, steps: int, attention: str, *notes: str) -> Measurement:
@@ -178,7 +178,7 @@ def _trace(own: OwnStep, provenance: Provenance, steps: int) -> Measurement:
             gc.collect()  # what only a cycle of references keeps is not a leak
             ends.append(len(tracker.events))
     measured = tracker.measurement(ends, losses, provenance)
-    return _noted(measured, *_notes(measured, own, watch.placeholders), *changes)
+    return noted(measured, *_notes(measured, own, watch.placeholders), *changes)
 
 
 def _values(result: Any) -> list[float]:
@@ -222,7 +222,8 @@ def _leak(measured: Measurement, step: int, growth: int) -> str:
     return f"{text}; what stays: {', '.join(named)}"
 
 
-def _noted(measured: Measurement, *notes: str) -> Measurement:
+def noted(measured: Measurement, *notes: str) -> Measurement:
+    """The measurement with more notes in its provenance."""
     note = "; ".join(filter(None, (measured.provenance.note, *notes)))
     return replace(measured, provenance=replace(measured.provenance, note=note))
 

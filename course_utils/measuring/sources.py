@@ -17,14 +17,15 @@ from ..estimating.workspaces import workspaces_on
 from ..gpus import Gpu, gpu
 from ..measurement import Measurement
 from ..pace import working
-from ..planning.twin import fits, named, unsupported, untrainable
+from ..planning.twin import fits, named, needed, unsupported, untrainable
 from ..run import TrainingRun
 from ..units import GB, format_bytes
 from . import data_parallel, live, sharded, simulated
-from .cuda_answers import Memory, answered
+from .compiling import compiling
+from .cuda_answers import CARD, Memory, answered
 from .devices import Cuda
 from .files import SIMULATED_GPU
-from .own_step import measure_own
+from .own_step import measure_own, noted
 from .recorded import find
 from .replicated import HostSide, RankTracker
 from .step import Training, follow, own_random_numbers, provenance_of
@@ -147,7 +148,7 @@ def choose_source(run: TrainingRun) -> tuple[str, str]:
         return "simulated", reason
     reason = unsupported(run, card.capability)
     if not reason and not fits(run, card.memory):
-        asked = format_bytes(estimate(run).total, "GB", 1)
+        asked = format_bytes(needed(run), "GB", 1)
         there = format_bytes(card.memory, "GB", 1)
         reason = f"needs {asked}, {card.name} has {there} free"
     if reason:
@@ -223,7 +224,14 @@ def simulated_run(run: TrainingRun, steps: int, note: str) -> Measurement:
     provenance = provenance_of("simulated", note, fewer)
     with simulated.simulated_gpu(run.attention), simulated.cycles_left_alone():
         training = Training(shown, "cuda", simulated=True)
-        return follow(training, Tracker("cuda", workspaces_on(run.card)), steps, provenance)
+        tracker = Tracker("cuda", workspaces_on(run.card))
+        if run.compile == "none":
+            return follow(training, tracker, steps, provenance)
+        notes = dict[str, None]()
+        card = gpu(run.card) if run.card else CARD
+        with answered(Memory(lambda: tracker.events, card)):
+            measured = follow(training, tracker, steps, provenance, compiling(card, notes))
+        return noted(measured, *notes)
 
 
 @lru_cache(maxsize=16)
@@ -288,6 +296,10 @@ def _shortened(run: TrainingRun) -> tuple[TrainingRun, str]:
 
 def _cpu(run: TrainingRun, steps: int, note: str) -> Measurement:
     """The run on the CPU, with real numbers and real losses; several ranks as processes of gloo."""
+    if run.compile != "none":
+        raise ValueError(
+            f"compile={run.compile!r}: on the CPU the course compiles nothing; choose source='simulated'"
+        )
     if run.precision.name != "fp32" or run.attention != "eager":
         raise ValueError(
             "on the CPU the course runs precision='fp32' with attention='eager' only;"

@@ -149,6 +149,8 @@ class Training:
         self.simulated = simulated
         self.losses: list[float] = []
         self.network = self._network()
+        self.network_and_loss: Callable[..., torch.Tensor] | None = None  # once compiled
+        self.compiled = run.compile == "none"
         self.optimizer = self._optimizer()
         self.scaler: torch.amp.GradScaler | None = None
         if run.precision.loss_scaling:
@@ -161,6 +163,21 @@ class Training:
     def _network(self) -> Transformer:
         with torch.device(self.device):
             return network_for(self.run)
+
+    def _compile(self) -> None:
+        """Compile what the run says, in its first step: a simulated GPU can do so only under the tracker."""
+        self.compiled = True
+        if self.run.compile == "model":
+            self.network_and_loss = torch.compile(self._network_and_loss)
+            return
+        for block in self.network.blocks:
+            block.compile()
+
+    def _network_and_loss(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        chunks, upcast = self.run.loss_chunks, self.run.model.logits == "fp32"
+        if chunks == 1:
+            return loss_of(self.network(tokens), targets, upcast)
+        return chunked_loss(self.network.features(tokens), self.network.head, targets, chunks, upcast)
 
     def _optimizer(self) -> torch.optim.Optimizer | MasterOptimizer:
         named = [(name, weight) for name, weight in self.network.named_parameters() if weight.requires_grad]
@@ -200,6 +217,8 @@ class Training:
 
     def step(self, tracker: Phases) -> None:
         """One optimizer step of `accumulation_steps` micro-batches, each phase named to `tracker`."""
+        if not self.compiled:
+            self._compile()
         with _tf32(self.run.precision.tf32):
             for micro_batch in range(self.run.accumulation_steps):
                 tracker.micro_batch = micro_batch
@@ -225,6 +244,9 @@ class Training:
         chunks = self.run.loss_chunks
         upcast = self.run.model.logits == "fp32"
         with self.autocast():
+            if self.network_and_loss is not None:
+                with tracker.in_phase("forward"):
+                    return self.network_and_loss(self.tokens, self.targets) / self.run.accumulation_steps
             with tracker.in_phase("forward"):
                 out = self.network(self.tokens) if chunks == 1 else self.network.features(self.tokens)
             with tracker.in_phase("loss"):
@@ -270,15 +292,19 @@ def _tf32(allowed: bool) -> Iterator[None]:
 
 
 def follow(
-    training: Training | Callable[[], Training], tracker: Tracker, steps: int, provenance: Provenance
+    training: Training | Callable[[], Training],
+    tracker: Tracker,
+    steps: int,
+    provenance: Provenance,
+    inside: AbstractContextManager[Any] | None = None,
 ) -> Measurement:
     """Run `steps` steps of `training` under `tracker`; the peak is that of the last one.
 
-    A function that makes the training is called under the tracker as well.
+    A function that makes the training is called under the tracker as well. `inside` is entered last.
     """
     said = "simulating" if provenance.source == "simulated" else "tracing"
     # The tracker is entered last, after the fake mode: it sees an operator first, then what that mode makes.
-    with working(said) as work, tracker:
+    with working(said) as work, tracker, inside or nullcontext():
         if not isinstance(training, Training):
             training = training()
         tracker.watch(training.network, training.named_states)

@@ -3,6 +3,7 @@
 from bisect import bisect_left
 
 from ..estimating import estimate
+from ..estimating.formula_of_compiled import lacking
 from ..estimating.sharding import lacking_in_fsdp
 from ..gpus import Gpu
 from ..models import PRESETS
@@ -41,7 +42,15 @@ def untrainable(run: TrainingRun) -> str:
 
 def fits(run: TrainingRun, memory: int) -> bool:
     """True if `run` is predicted to fit `memory` bytes with a margin of 5 %."""
-    return estimate(run).total * SAFETY <= memory
+    return needed(run) * SAFETY <= memory
+
+
+def needed(run: TrainingRun) -> int:
+    """The estimated peak in bytes; where the closed form does not cover a compiled run, the eager run's.
+
+    A compiled step hardly ever needs more.
+    """
+    return estimate(run.replace(compile="none") if lacking(run) else run).total
 
 
 def largest_micro_batch(run: TrainingRun, memory: int) -> int:
