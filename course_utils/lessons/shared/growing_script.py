@@ -33,14 +33,14 @@ OWN = "my_train.py"
 
 @dataclass(frozen=True)
 class Stage:
-    """The script after a lesson: what the lesson `changes`, and the same training as a run.
+    """The script after a lesson: what the lesson `changes`, and the same training as a run, or None.
 
     `simulated` is the allocated peak in bytes.
     """
 
     lesson: str
     what: str
-    run: TrainingRun
+    run: TrainingRun | None
     simulated: int
 
     @property
@@ -60,8 +60,9 @@ def stages() -> list[Stage]:
     found = []
     choices: dict[str, Any] = {}
     for lesson, facts in STAGES.items():
-        choices |= facts["run"]
-        found.append(Stage(**facts | {"lesson": lesson, "run": TrainingRun(**choices)}))
+        choices |= facts.get("run", {})
+        run = TrainingRun(**choices) if "run" in facts else None
+        found.append(Stage(**facts | {"lesson": lesson, "run": run}))
     return found
 
 
@@ -100,13 +101,15 @@ class Script:
         """Rows of the stages, and one of the learner's copy: formula, simulation, what a GPU counted."""
         rows = [("lesson", "change", "estimated", "simulated", "gap", "counted", "tokens/s")]
         for stage in self.stages:
-            estimated = estimate(stage.run).total
-            gap = format_signed(estimated - stage.simulated)
+            estimated, gap = "no formula", ""
+            if stage.run:
+                total = estimate(stage.run).total
+                estimated, gap = _gb(total), format_signed(total - stage.simulated)
             counted = speed = "not recorded"
             if found := stage.recording:
                 counted = _gb(found.parts["script"]["allocated"])
                 speed = f"{found.parts['script']['tokens_per_second']:,.0f}"
-            rows.append((stage.lesson, stage.what, _gb(estimated), _gb(stage.simulated), gap, counted, speed))
+            rows.append((stage.lesson, stage.what, estimated, _gb(stage.simulated), gap, counted, speed))
         if self.peak is not None:
             rows.append(("", f"yours, {OWN}", "", _gb(self.peak), "", "", ""))
         return Table(rows, words=2)
