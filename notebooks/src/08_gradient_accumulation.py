@@ -78,8 +78,8 @@ at_once = tuple(map(torch.cat, zip(*parts)))  # all sequences in one batch
 large = gradient(model, [at_once])
 for name, factor in {"as they are": 1, "divided by k": 1 / k}.items():
     added = gradient(model, parts, factor)
-    off = (added / added.norm() - large / large.norm()).norm()
-    print(f"{name:12s} {added.norm() / large.norm():6.3f} times as long, direction {off:.5f} off")
+    turned = (added / added.norm() - large / large.norm()).norm()
+    print(f"{name:12s} {added.norm() / large.norm():6.3f} times as long, turned by {turned:.5f}")
 reveal("08.factor", (gradient(model, parts).norm() / large.norm()).item(), unit="times")
 
 # %% [markdown]
@@ -219,9 +219,8 @@ def real(part):
 
 counts = [real(part).item() for part in padded]
 print("real tokens in each micro-batch:", counts)
-print(
-    f"common loop {off(common_loop, padded, 4):.1%} off, right loop {off(right_loop, padded, 4):.1%}"
-)
+for loop in (common_loop, right_loop):
+    print(f"{loop.__name__} {off(loop, padded, 4):.1%} off")
 reveal("08.weight", max(counts) / min(counts), unit="times")
 
 # %% [markdown]
@@ -243,7 +242,7 @@ def loop_by_tokens(model, optimizer, parts, k):
         optimizer.step()
 
 
-print(f"loop by tokens {off(loop_by_tokens, padded, 4):.1%} off")
+print(f"loop_by_tokens {off(loop_by_tokens, padded, 4):.1%} off")
 
 # %% [markdown]
 # The `transformers` library averaged over micro-batches until October 2024 ([its own
@@ -431,7 +430,7 @@ weights = sum(weight.nbytes for weight in model.parameters())
 first, second = (max(most for most, _ in notes[part[1] : part[2]]) for part in work[1:4:2])
 print(f"the second peak is {(second - first) / 1e6:.1f} MB higher; all gradients", end=" ")
 print(f"{weights / 1e6:.1f} MB, the gap {(weights - second + first) / 1e6:+.1f} MB")
-reveal("08.floor", (second - first) / 1e6, unit="MB")
+reveal("08.floor", second - first, unit="MB")
 
 # %% tags=["hide-input"]
 memory = {"parameters": [weights] * len(notes), "optimizer_states": [rest - weights] * len(notes)}
@@ -448,8 +447,8 @@ time_axis(
 
 # %% [markdown]
 # With one micro-batch, activations disappear as gradients appear. From the second on, all gradients are already there:
-# 4 bytes per parameter. A third adds nothing. **The gap**: the allocator may give a gradient a freed block that is
-# larger than the tensor. Change k to 8: activations and logits halve. What does not?
+# 4 bytes per parameter. A third adds nothing. **The gap**: the allocator may give a tensor a freed block that is
+# up to 1 MB larger. Change k to 8: activations and logits halve. What does not?
 #
 # The narrow towers are the loss: logits, [log-softmax](../docs/glossary.md#log-softmax) and their gradients ([lesson
 # 05](05_activations.ipynb)).
@@ -463,7 +462,7 @@ time_axis(
 predict("08.memory", unit="GB")
 
 # %% [markdown]
-# Weigh every way to cut the batch with the counter of `torch.cuda`. (Three micro-batches suffice: the fourth adds
+# Weigh every way to cut the batch with the counter of `torch.cuda`. (Two micro-batches suffice: a third adds
 # nothing.) A `TrainingRun` writes the same training down, and `estimate` adds up its tensors by formula.
 
 # %%
@@ -471,34 +470,33 @@ from course_utils import TrainingRun, estimate
 from course_utils.lessons.accumulation import recorded
 
 
-def weigh(b, k):
-    """The peak of the second step with k micro-batches of b sequences."""
-    start = torch.cuda.memory_allocated()  # what earlier cells have left
+def weigh(sizes):
+    """The peak of a step on 64 sequences, by the size of its micro-batches."""
+    start, peaks = torch.cuda.memory_allocated(), {}
     model = GPT(768, 12, 12).to("cuda")
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    for _ in range(2):
+    for b in (1, *sizes):  # the first step makes AdamW's states
         torch.cuda.reset_peak_memory_stats()
-        for _ in range(min(k, 3)):
+        for _ in range(min(64 // b, 2)):
             text = torch.randint(50257, (b, 1025), device="cuda")
-            forward(model, text, k).backward()
+            forward(model, text, 64 // b).backward()
         optimizer.step()
         optimizer.zero_grad()
-    return torch.cuda.max_memory_allocated() - start
+        peaks[b] = torch.cuda.max_memory_allocated() - start
+    return peaks
 
 
 # %%
 run = TrainingRun("gpt2", 64, precision="amp-bf16", optimizer="adamw-fused", dropout=0.0)
 print(f"peaks in GB; counted and tokens/s: {recorded.PROVENANCE}")
-weighed = {}
 with on_gpu(needs="60 GB"):
-    for b, step in recorded.SPLIT.items():  # change this
-        formula = estimate(run.replace(micro_batch=b, accumulation_steps=64 // b)).total
-        weighed[b] = weigh(b, 64 // b)
-        print(
-            f"{64 // b:2d} × {b:2d}: {formula / 1e9:5.2f} estimated, {weighed[b] / 1e9:5.2f}",
-            end=" ",
-        )
-        print(f"weighed here, {step.peak / 1e9:5.2f} counted, {step.speed:7,} tokens/s")
+    weighed = weigh(recorded.SPLIT)
+for b, (counted, speed) in recorded.SPLIT.items():
+    formula = estimate(run.replace(micro_batch=b, accumulation_steps=64 // b)).total
+    print(
+        f"{64 // b:2d} × {b:2d}: {formula / 1e9:5.2f} estimated, {weighed[b] / 1e9:5.2f}", end=" "
+    )
+    print(f"weighed here, {counted / 1e9:5.2f} counted, {speed:7,} tokens/s")
 reveal("08.memory", weighed[4])
 
 # %% [markdown]
@@ -516,19 +514,15 @@ import matplotlib.pyplot as plt
 from course_utils.figures import show
 
 fig, ax = plt.subplots(figsize=(7.5, 3.2))
-words = {
-    "64 sequences per step, cut": recorded.SPLIT,
-    "compiled, one micro-batch": recorded.COMPILED,
-}
-for (name, steps), marker in zip(words.items(), "os"):
+curves = {"64 sequences, cut": recorded.SPLIT, "compiled, one micro-batch": recorded.COMPILED}
+for (name, steps), marker in zip(curves.items(), "os"):
     ax.plot(list(steps), [step.speed / 1e3 for step in steps.values()], marker=marker, label=name)
 ax.set_xscale("log", base=2)
+ax.set_xticks(list(recorded.SPLIT), list(recorded.SPLIT))
 ax.legend()
 ax.set(xlabel="sequences in a micro-batch", ylabel="thousand tokens per second", ylim=0)
-ax.set(title="From 4 to 8 sequences on, a larger micro-batch buys little speed")
-show(
-    fig, f"Two rising curves that level off, the compiled one twice as high; {recorded.PROVENANCE}."
-)
+ax.set(title="From 8 sequences on, a larger micro-batch buys little speed")
+show(fig, f"Both curves rise steeply, up to 4 or 8 sequences, then slowly; {recorded.PROVENANCE}.")
 slow, fast = recorded.SPLIT[1].speed, recorded.SPLIT[64].speed
 print(f"64 × 1 takes {fast / slow:.1f} times as long as 1 × 64", end="; ")
 print(f"16 × 4 takes {fast / recorded.SPLIT[4].speed:.2f} times as long")
@@ -536,9 +530,9 @@ print(f"16 × 4 takes {fast / recorded.SPLIT[4].speed:.2f} times as long")
 # %% [markdown]
 # Below the knee, half as many sequences take nearly as long: the kernels are so short that they probably end before
 # Python has launched the next ones, and the GPU waits. Above it, a larger micro-batch costs memory and buys little. So
-# do not take "the largest that fits", but *the smallest that keeps your GPU busy*. Compiled kernels ([lesson
-# 07](07_torch_compile.ipynb)) do more with the same launches. A larger model, longer sequences or a slower card have
-# their knee further left: time your own step.
+# do not take "the largest that fits", but *the smallest that keeps your GPU busy*. Compiled ([lesson
+# 07](07_torch_compile.ipynb)), this one is done sooner, so the knee lies further right. With a larger model, longer
+# sequences or a slower card it should lie further left: time your own step.
 #
 # And the puzzle of lesson 01, GPT-2 XL with 32 sequences? One recipe adds up gradients in bf16, the other in fp32. Both
 # keep [master weights](../docs/glossary.md#master-weights).
@@ -558,8 +552,8 @@ for k in (1, 2, 4, 8, 16, 32):  # change this
 #
 # <details><summary>Does it fit a card of 24 GB, if you cut further?</summary>
 #
-# Such a card gives a program less than 25.3 GB, and CUDA's context takes some of that. Even single sequences with bf16
-# gradients need nearly all of it.
+# 24 GiB are 25.8 GB. The driver and CUDA's context take some of it, and even single sequences with bf16 gradients need
+# 25.4. So no, but for one way out: other states, such as 8-bit Adam's ([lesson 02](02_adam.ipynb)).
 #
 # </details>
 
