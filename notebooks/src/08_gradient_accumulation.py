@@ -553,7 +553,7 @@ for k in (1, 2, 4, 8, 16, 32):  # change this
 # <details><summary>Does it fit a card of 24 GB, if you cut further?</summary>
 #
 # 24 GiB are 25.8 GB. The driver and CUDA's context take some of it, and even single sequences with bf16 gradients need
-# 25.4. So no, but for one way out: other states, such as 8-bit Adam's ([lesson 02](02_adam.ipynb)).
+# 25.4. So no. One way out is other states, such as 8-bit Adam's ([lesson 02](02_adam.ipynb)).
 #
 # </details>
 
@@ -570,6 +570,7 @@ script(8)
 
 # %% [markdown]
 # Four times the batch costs half a GB: all gradients, 4 bytes per parameter, are the floor under the next micro-batch.
+# (The loss that the script prints is the last micro-batch's. And lesson 09 changes the learning rate alone: no byte.)
 
 # %% [markdown]
 # ## In your own script
