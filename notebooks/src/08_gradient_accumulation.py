@@ -260,13 +260,24 @@ print(f"loop_by_tokens {off(loop_by_tokens, padded, 4):.1%} off")
 # `update()` comes once, after the step. And `clip_grad_norm_` must see the gradients at their own size. `unscale_()`
 # divides `.grad`, the sum. A second call before the step raises an error.
 #
-# **Your turn.** Write the two missing lines: unscale, then clip the length at 1. (In fp32 here, so that only your lines
-# count.)
+# Without a scale, a step looks like this:
 
 # %%
 from torch.nn.utils import clip_grad_norm_
 
 
+def plain_step(model, optimizer, parts, k):
+    gradient(model, parts[:k], 1 / k)
+    clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+
+
+# %% [markdown]
+# **Your turn.** With a scale, two lines are missing: unscale, then clip the length at 1. (In fp32 here, so that only
+# your lines count.)
+
+
+# %%
 def scaled_step(model, optimizer, parts, k):
     scaler = torch.amp.GradScaler("cpu")  # in a script: before the first step, and "cuda"
     for part in parts[:k]:
@@ -275,12 +286,6 @@ def scaled_step(model, optimizer, parts, k):
     # write two lines here, with scaler, optimizer and model
     scaler.step(optimizer)
     scaler.update()
-
-
-def plain_step(model, optimizer, parts, k):
-    gradient(model, parts[:k], 1 / k)
-    clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
 
 
 times = (moved(scaled_step, ten, 4).norm() / moved(plain_step, ten, 4).norm()).item()
@@ -397,6 +402,7 @@ def note(module=None, inputs=None, y=None):
         y.register_hook(lambda dy: note())
 
 
+# %%
 def accumulate(model, optimizer, parts):
     """One step; return where in `notes` each forward and each backward begins and ends."""
     work = []
@@ -587,6 +593,8 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 scaler = torch.amp.GradScaler(device, enabled=False)  # True if autocast is to fp16
 x, y = torch.randn(88, 64), torch.randint(10, (88,))  # your data: 11 micro-batches of 8
 loader, k = list(zip(x.split(8), y.split(8), strict=True)), 4
+
+# %%
 for first in range(0, len(loader), k):
     group = loader[first : first + k]
     total = sum((targets != -100).sum().item() for _, targets in group)
