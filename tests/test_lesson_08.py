@@ -1,9 +1,11 @@
-"""Lesson 08: answers to its exercises."""
+"""Lesson 08: answers to its exercises, and its recording."""
 
+import json
 import math
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -12,6 +14,7 @@ from checking import Answers, JudgedAnswers
 from edits import edited
 from torch.nn.functional import cross_entropy
 
+from course_utils.lessons.accumulation import recorded
 from course_utils.lessons.accumulation.micro_batches import mean_loss
 
 Parts = Iterator[tuple[torch.Tensor, torch.Tensor]]
@@ -212,3 +215,25 @@ ANSWERS = {"08.1": TRAIN_PASS, "08.2": ADD_UP, "08.3": MEASURE_NOISE, "08.4": RA
 
 class TestAnswers(JudgedAnswers):
     answers = ANSWERS
+
+
+# --------------------------------------------------------------------------------------------------
+# the recording
+def test_the_lessons_table_is_the_recording() -> None:
+    plain = {"precision": "bf16", "attention": "flash", "recompute": "none", "optimizer": "fused"}
+    plain |= {"loss_chunks": 1, "budget": 1.0, "seq_len": 1024, "model": "gpt2"}
+    split, compiled = {}, {}
+    file = Path(__file__).parent / "gpu" / "recorded" / "turns.jsonl"
+    for row in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
+        choice = row["choice"]
+        if not plain.items() <= choice.items():
+            continue
+        b, k = choice["micro_batch"], choice["micro_batches"]
+        counted = row["peak_allocated"], row["tokens_per_second"]
+        if choice["compiled"] == "model" and k == 1 and row["group"] != "stages":
+            compiled[b] = counted
+        if not choice["compiled"] and b * k == 64:
+            split[b] = counted
+        version = row["torch"].partition("+")[0]
+        assert f"recorded on {row['device']} · torch {version} · {row['date']}" == recorded.PROVENANCE
+    assert recorded.SPLIT == split and recorded.COMPILED == compiled

@@ -2,7 +2,7 @@
 # jupyter:
 #   course:
 #     minutes: 60
-#     cpu_seconds: 35
+#     cpu_seconds: 25
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -23,31 +23,18 @@
 # ## Three sizes
 # A [micro-batch](../docs/glossary.md#micro-batch-and-global-batch) is what goes through the network at once. Several
 # make the *global batch* of one optimizer step. Large trainings count it in tokens, so that batches of short and of
-# long sequences compare.
-#
-# **Your guess.** A lecture's batch has 400 sequences of 1,024 tokens. How many *thousand* tokens is that?
+# long sequences compare. A lecture: "400 sequences of 1,024 tokens are about 4 million tokens". Are they?
 
 # %%
 import torch
 
-from course_utils import TrainingRun, compare, estimate, format_bytes, gpu, measure
-from course_utils import on_gpu, plus_minus
-from course_utils.interactive.guesses import predict, reveal
-
-predict("08.tokens", unit="thousand tokens")
-
-# %%
 batch = torch.zeros(400, 1024, dtype=torch.int64)  # token ids
 parts = batch.split(16)  # change this
-print(
-    f"{len(parts)} micro-batches, {len(parts[0])} sequences in the first, "
-    f"{len(parts[-1])} in the last"
-)
+print(f"{len(parts)} micro-batches, {len(parts[-1])} sequences in the last")
 print(f"400 sequences · 1,024 = {batch.numel():,} tokens")
-reveal("08.tokens", batch.numel() / 1000, unit="thousand tokens")
 
 # %% [markdown]
-# The lecture says "about 4 million". Change 16 to 48. Predict: how many sequences does the last micro-batch have?
+# The lecture is off by a factor of ten. Change 16 to 48. Predict: how many sequences does the last micro-batch have?
 
 # %% [markdown]
 # ## Gradients add
@@ -57,10 +44,13 @@ reveal("08.tokens", batch.numel() / 1000, unit="thousand tokens")
 # times as long is `.grad` as the gradient of all 100 sequences?
 
 # %%
+from course_utils.interactive.guesses import predict, reveal
+
 predict("08.factor", unit="times")
 
 # %% [markdown]
-# Try it on a small GPT with random weights. It predicts characters, on the CPU, because losses need values.
+# Try it on a small GPT with random weights. It predicts characters, on the CPU, because losses need values. `batches(k,
+# 4)` gives k micro-batches of 4 sequences: token ids, and the ids that follow them.
 
 # %%
 from torch.nn.functional import cross_entropy
@@ -69,34 +59,28 @@ from course_utils.lessons.shared.language_model import batches, language_model
 
 
 def mean_loss(model, tokens, targets):
-    logits = model(tokens)
-    return cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
+    return cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), ignore_index=-100)
 
 
-def gradient(model):
+def gradient(model, parts, factor=1.0):
+    """Add up the gradients of all micro-batches; return them as one vector."""
+    model.zero_grad()
+    for tokens, targets in parts:
+        loss = mean_loss(model, tokens, targets) * factor
+        loss.backward()
     return torch.cat([weight.grad.flatten() for weight in model.parameters()])
 
 
-k = 25  # change this
-model = language_model()
-# k micro-batches of 4 sequences: token ids, and the ids that follow them
-parts = list(batches(k, 4))
-
 # %%
-tokens, targets = map(torch.cat, zip(*parts, strict=True))
-mean_loss(model, tokens, targets).backward()  # all sequences at once
-large = gradient(model)
-
-for divisor in (k, 1):
-    model.zero_grad()
-    for tokens, targets in parts:
-        loss = mean_loss(model, tokens, targets) / divisor
-        loss.backward()
-    added = gradient(model)
-    factor = added.norm() / large.norm()
-    off = (added / added.norm() - large / large.norm()).norm()
-    print(f"divided by {divisor:2d}: {factor:.3f} times as long; directions differ by {off:.5f}")
-reveal("08.factor", round(factor.item(), 3), unit="times")
+k = 25  # change this
+model, parts = language_model(), list(batches(k, 4))
+at_once = tuple(map(torch.cat, zip(*parts)))  # all sequences in one batch
+large = gradient(model, [at_once])
+for name, factor in {"as they are": 1, "divided by k": 1 / k}.items():
+    added = gradient(model, parts, factor)
+    turned = (added / added.norm() - large / large.norm()).norm()
+    print(f"{name:12s} {added.norm() / large.norm():6.3f} times as long, turned by {turned:.5f}")
+reveal("08.factor", (gradient(model, parts).norm() / large.norm()).item(), unit="times")
 
 # %% [markdown]
 # A sum of 25 means is 25 times the mean of all 100. So divide each loss by 25 before its `backward()`. With $L_i$ the
@@ -104,59 +88,17 @@ reveal("08.factor", round(factor.item(), 3), unit="times")
 #
 # $$\nabla L = \frac{1}{k} \sum_{i=1}^{k} \nabla L_i$$
 #
-# Change k to 8 and run both cells. What do the two lines say?
+# Change k to 8. What do the two lines say?
 #
 # The two gradients now differ only by rounding: fp32 adds in another order. So 25 micro-batches of 4 *are* a batch of
-# 100.
+# 100. They are not 25 small steps: the optimizer steps once.
 #
 # This holds for a loss that is a mean over sequences. Batch norm breaks it, because it looks at all examples of a
 # micro-batch together. So does a loss that compares examples: a contrastive loss, or the load balancing of experts.
 
 # %% [markdown]
-# ## The loop on a GPU
-# Now use `device="cuda"`. `on_gpu()` runs the loop on your GPU, or on a simulated one that counts bytes and holds no
-# values. First a Transformer of torch's own modules:
-
-# %%
-from torch import nn
-
-with on_gpu():
-    options = {"dim_feedforward": 3072, "batch_first": True, "norm_first": True}
-    block = nn.TransformerEncoderLayer(768, 12, **options)
-    blocks = nn.TransformerEncoder(block, 6, enable_nested_tensor=False)
-    words, head = nn.Embedding(50257, 768), nn.Linear(768, 50257, bias=False)
-    network = nn.Sequential(words, blocks, head).to("cuda")
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-    N = sum(weight.numel() for weight in network.parameters())
-    print(f"{N:,} parameters, {torch.cuda.memory_allocated() / 1e9:.2f} GB allocated")
-
-# %%
-k = 4  # change this
-with on_gpu():
-    sequences = torch.randint(50257, (16, 513), device="cuda")
-    optimizer.zero_grad()
-    for number, part in enumerate(sequences.chunk(k), 1):
-        torch.cuda.reset_peak_memory_stats()
-        with torch.autocast("cuda", torch.bfloat16):
-            logits = network(part[:, :-1])
-            loss = cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten()) / k
-        loss.backward()
-        held, peak = torch.cuda.memory_allocated() / 1e9, torch.cuda.max_memory_allocated() / 1e9
-        print(f"micro-batch {number}: peak {peak:.2f} GB, then {held:.2f} GB held")
-    optimizer.step()
-    del logits, loss
-
-# %% [markdown]
-# Why does the second micro-batch have a higher peak? Its forward runs while the first one's gradients wait in `.grad`:
-# 4 bytes per parameter. A third adds nothing. Change k to 8. What does the second peak become? Only activations and
-# logits halve.
-#
-# (The memory held includes the last [logits](../docs/glossary.md#logits) and the two workspaces, 8.5 MB each on most
-# cards, of cuBLAS, NVIDIA's library for matrix products.)
-
-# %% [markdown]
 # ## The common loop
-# Many tutorials have this loop, with two bugs.
+# Many tutorials have this loop, with two bugs. The reference is large batches, one for each step.
 
 
 # %%
@@ -169,37 +111,10 @@ def common_loop(model, optimizer, parts, k):
             optimizer.zero_grad()
 
 
-# %% [markdown]
-# **Your guess.** One epoch has 10 micro-batches, and k = 4. How many does the optimizer never see?
-
-# %%
-predict("08.dropped", unit="micro-batches")
-
-# %%
-seen = [number for number in range(1, 11) if number % 4 == 0]
-print(f"steps after micro-batches {seen}: the last {10 - seen[-1]} are left over")
-reveal("08.dropped", 10 - seen[-1], unit="micro-batches")
-
-# %% [markdown]
-# You have met the first bug: nobody divides the loss. The second: nobody steps on an incomplete group. Its gradients
-# wait in `.grad` and mix with the first group of the next epoch. A correct loop works group by group:
-
-
-# %%
-def right_loop(model, optimizer, parts, k):
-    for first in range(0, len(parts), k):
-        group = parts[first : first + k]  # the last one may be shorter
-        optimizer.zero_grad()
-        for part in group:
-            loss = mean_loss(model, *part) / len(group)
-            loss.backward()
-        optimizer.step()
-
-
-def large_batches(model, optimizer, parts, k):  # the reference for both
+def large_batches(model, optimizer, parts, k):
     for first in range(0, len(parts), k):
         optimizer.zero_grad()
-        tokens, targets = map(torch.cat, zip(*parts[first : first + k], strict=True))
+        tokens, targets = map(torch.cat, zip(*parts[first : first + k]))
         mean_loss(model, tokens, targets).backward()
         optimizer.step()
 
@@ -216,34 +131,69 @@ def moved(loop, parts, k, make=torch.optim.SGD, lr=0.1):
     return parameters_to_vector(model.parameters()).detach() - start
 
 
-# %%
-ten, k = list(batches(10, 4)), 4  # change this
-reference = moved(large_batches, ten, k)
-for loop in (common_loop, right_loop):
-    off = (moved(loop, ten, k) - reference).norm() / reference.norm()
-    print(
-        f"{loop.__name__:11} ends {off:6.1%} off "
-        "(100% is how far the large batches move the weights)"
-    )
+def off(loop, *case):
+    """Return how far from the large batches a loop ends, relative to the way that they went."""
+    reference = moved(large_batches, *case)
+    return ((moved(loop, *case) - reference).norm() / reference.norm()).item()
+
 
 # %% [markdown]
-# The last group is divided by *its own* number. Change k to 5. Which bug is left, and how far off is the common loop
-# now?
+# **Your turn.** An epoch has 10 micro-batches, and k = 4. Write two lines again, so that this loop ends where the large
+# batches end.
+
+
+# %%
+def your_loop(model, optimizer, parts, k):
+    for number, part in enumerate(parts, 1):
+        loss = mean_loss(model, *part)  # write this line again
+        loss.backward()
+        if number % k == 0:  # and this one
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+ten = list(batches(10, 4))
+whole, rest = off(your_loop, ten[:8], 4), off(your_loop, ten, 4)
+if max(whole, rest) < 0.001:
+    print("Right.")
+else:
+    print(f"Not yet: off by {whole:.1%} after two whole groups, by {rest:.1%} after all ten parts.")
+
+# %% [markdown]
+# <details><summary>The lines</summary>
 #
-# The first bug can hide. Adam divides each gradient by its own size, so a constant factor cancels:
+# The last group has 2 micro-batches. So divide by `min(k, len(parts) - (number - 1) // k * k)`, and step also `if
+# number % k == 0 or number == len(parts)`.
+#
+# </details>
+#
+# You have met the first bug: nobody divides the loss. The second: nobody steps on an incomplete group. Its gradients
+# wait in `.grad` and mix with the first group of the next epoch. A loop group by group is easier to read:
+
 
 # %%
-eight = list(batches(8, 4))
-for make, lr in ((torch.optim.SGD, 0.1), (torch.optim.Adam, 1e-3)):
-    reference = moved(large_batches, eight, 4, make, lr)
-    off = (moved(common_loop, eight, 4, make, lr) - reference).norm() / reference.norm()
-    print(f"{make.__name__:4} lr={lr}: the common loop ends {off:.1%} off")
-print(f"length of the gradient of 100 sequences: {large.norm():.1f}; undivided: {added.norm():.0f}")
+def right_loop(model, optimizer, parts, k):
+    for first in range(0, len(parts), k):
+        group = parts[first : first + k]  # the last one may be shorter
+        optimizer.zero_grad()
+        for part in group:
+            loss = mean_loss(model, *part) / len(group)
+            loss.backward()
+        optimizer.step()
+
+
+cases = {"SGD, 10 parts": (ten, 4), "SGD, 8 parts": (ten[:8], 4)}  # change this
+cases["Adam, 8 parts"] = ten[:8], 4, torch.optim.Adam, 1e-3
+for name, case in cases.items():
+    print(f"{name}: the common loop {off(common_loop, *case):.1%} off", end=", ")
+    print(f"the right one {off(right_loop, *case):.1%}")
+print(f"length of the gradient of 100 sequences: {large.norm():.1f}")
 
 # %% [markdown]
-# Under Adam, undivided losses hardly show, until something looks at the gradient's length.
-# [Clipping](../docs/glossary.md#gradient-clipping) at 10 would leave the first of these two gradients alone, and
-# shorten the second.
+# Why is the common loop nearly right under Adam? Adam divides each gradient by its own size, so a constant factor
+# cancels. The bug hides, until something looks at the gradient's length.
+# [Clipping](../docs/glossary.md#gradient-clipping) at 10 would leave the gradient of 100 sequences alone, and shorten
+# one that is 25 times as long.
 
 # %% [markdown]
 # ## Lengths differ
@@ -258,104 +208,104 @@ predict("08.weight", unit="times")
 
 # %%
 padded = []
-lengths = torch.linspace(4, 32, 10).int()  # change this
-for (tokens, targets), length in zip(ten, lengths, strict=True):
+for (tokens, targets), length in zip(ten, torch.linspace(4, 32, 10).int()):  # change this
     padding = torch.arange(32) >= length
     padded.append((tokens, targets.masked_fill(padding, -100)))
-counts = [(targets != -100).sum().item() for _, targets in padded]
+
+
+def real(part):
+    return (part[1] != -100).sum()
+
+
+counts = [real(part).item() for part in padded]
 print("real tokens in each micro-batch:", counts)
-print(f"a token counts 1/{min(counts)} of its micro-batch's mean, or 1/{max(counts)}")
+for loop in (common_loop, right_loop):
+    print(f"{loop.__name__} {off(loop, padded, 4):.1%} off")
 reveal("08.weight", max(counts) / min(counts), unit="times")
 
 # %% [markdown]
-# The large batch is a mean over *all* its tokens. So multiply each micro-batch's mean by its share of tokens. With
-# $n_i$ tokens in micro-batch i,
+# `right_loop` is right only if all lengths are equal. The large batch is a mean over *all* its tokens. So multiply each
+# micro-batch's mean by its share of tokens. With $n_i$ tokens in micro-batch i,
 #
 # $$L = \sum_{i=1}^{k} \frac{n_i}{n_1 + \dots + n_k} \cdot L_i$$
-#
-# This needs the whole group before its first backward:
 
 
 # %%
 def loop_by_tokens(model, optimizer, parts, k):
     for first in range(0, len(parts), k):
         group = parts[first : first + k]
-        total = sum((targets != -100).sum() for _, targets in group)
+        total = sum(real(part) for part in group)  # before the first backward
         optimizer.zero_grad()
-        for tokens, targets in group:
-            share = (targets != -100).sum() / total
-            loss = mean_loss(model, tokens, targets) * share
+        for part in group:
+            loss = mean_loss(model, *part) * real(part) / total
             loss.backward()
         optimizer.step()
 
 
-# %%
-reference = moved(large_batches, padded, 4)
-for loop in (common_loop, right_loop, loop_by_tokens):
-    off = (moved(loop, padded, 4) - reference).norm() / reference.norm()
-    print(f"{loop.__name__:14} {off:6.1%} off")
+print(f"loop_by_tokens {off(loop_by_tokens, padded, 4):.1%} off")
 
 # %% [markdown]
-# `right_loop` is right only if all lengths are equal. The `transformers` library averaged over micro-batches until
-# October 2024 ([its own report](https://huggingface.co/blog/gradient_accumulation)). Change the shortest length from 4
-# to 32. What do the three lines say?
+# The `transformers` library averaged over micro-batches until October 2024 ([its own
+# report](https://huggingface.co/blog/gradient_accumulation)). Change the shortest length from 4 to 32. What do the three
+# loops say? (A loader that streams cannot know `total` beforehand: exercise 1.)
 
 # %% [markdown]
-# ## On several GPUs
-# `DistributedDataParallel` (DDP) keeps a copy of the model in each process. `backward()` averages the gradients of all
-# processes ([lesson 10](10_data_parallelism.ipynb)). With accumulation it does so k times per step, but only the last
-# time is needed. `model.no_sync()` switches it off.
+# ## Once per step
+# Three things must wait for the last micro-batch.
 #
-# Two real processes on your CPU exchange gradients by *gloo*, torch's library for messages between CPUs. A hook counts
-# the bytes.
-
-
-# %%
-def accumulate(k, always):
-    from contextlib import nullcontext
-
-    from torch import distributed, nn
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-
-    from course_utils.lessons.shared.language_model import batches, language_model
-
-    def counted(sent, bucket):  # averages as DDP does, and counts the bytes
-        sent.append(bucket.buffer().nbytes)
-        return allreduce_hook(None, bucket)
-
-    distributed.init_process_group("gloo")
-    model = nn.parallel.DistributedDataParallel(language_model())
-    sent = []
-    model.register_comm_hook(sent, counted)
-    mine = list(batches(2 * k, 4))[distributed.get_rank() :: 2]
-    for number, (tokens, targets) in enumerate(mine, 1):
-        with nullcontext() if always or number == k else model.no_sync():
-            loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
-            (loss / k).backward()
-    distributed.destroy_process_group()
-    return sum(sent), [weight.grad.flatten().tolist() for weight in model.parameters()]
-
+# **Clip once.** The length that counts is that of the whole sum.
+#
+# **Unscale once.** Trainings in fp16 multiply the loss by a large number, so that small gradients do not vanish
+# ([lesson 03](03_mixed_precision.ipynb)). `GradScaler` does it. All micro-batches of a sum need the same scale, so
+# `update()` comes once, after the step. And `clip_grad_norm_` must see the gradients at their own size. `unscale_()`
+# divides `.grad`, the sum. A second call before the step raises an error.
+#
+# Without a scale, a step looks like this:
 
 # %%
-from course_utils.ranks.launch import run_ranks
+from torch.nn.utils import clip_grad_norm_
 
-k = 4  # change this
-model = language_model()
-for tokens, targets in batches(2 * k, 4):  # one process, all 2k micro-batches
-    loss = mean_loss(model, tokens, targets) / (2 * k)
-    loss.backward()
-alone = gradient(model)
-for name, always in {"averaged each time": True, "no_sync until the last": False}.items():
-    sent, gradients = run_ranks(accumulate, 2, k=k, always=always)[0]
-    off = (torch.cat([torch.tensor(one) for one in gradients]) - alone).norm() / alone.norm()
-    print(f"{name:22}: {sent:9,} bytes per process and step, gradient off by {off:.5f}")
+
+def plain_step(model, optimizer, parts, k):
+    gradient(model, parts[:k], 1 / k)
+    clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+
 
 # %% [markdown]
-# Without `no_sync`, k times as many bytes travel. Change k to 8, and predict both lines.
+# **Your turn.** With a scale, two lines are missing: unscale, then clip the length at 1. (In fp32 here, so that only
+# your lines count.)
+
+
+# %%
+def scaled_step(model, optimizer, parts, k):
+    scaler = torch.amp.GradScaler("cpu")  # in a script: before the first step, and "cuda"
+    for part in parts[:k]:
+        loss = mean_loss(model, *part) / k
+        scaler.scale(loss).backward()
+    # write two lines here, with scaler, optimizer and model
+    scaler.step(optimizer)
+    scaler.update()
+
+
+times = (moved(scaled_step, ten, 4).norm() / moved(plain_step, ten, 4).norm()).item()
+right = abs(times - 1) < 0.001
+print("Right." if right else f"Not yet: your step is {times:.3g} times as long as a clipped one.")
+
+# %% [markdown]
+# <details><summary>The two lines</summary>
 #
-# ([FSDP](../docs/glossary.md#fsdp), which splits weights, gradients and states over the GPUs, has the same switch:
-# `set_requires_gradient_sync(False)`. There it costs memory: each GPU keeps *all* gradients until the last
-# micro-batch.)
+# `scaler.unscale_(optimizer)`, then `clip_grad_norm_(model.parameters(), 1.0)`. The other way round, you clip
+# gradients that are 65,536 times too long, and the step becomes 65,536 times too short. Without `unscale_`, too:
+# `scaler.step` divides what was clipped.
+#
+# </details>
+#
+# **Exchange once.** On several GPUs, `DistributedDataParallel` averages the gradients of all processes in each
+# `backward()`: k times per step. Only the last time is needed. `with model.no_sync():` around the others switches it
+# off ([lesson 10](10_data_parallelism.ipynb) counts the bytes). [FSDP](../docs/glossary.md#fsdp), which splits weights,
+# gradients and states over the GPUs, has `set_requires_gradient_sync(False)`. There it costs memory: each GPU keeps
+# *all* gradients until the last micro-batch.
 
 # %% [markdown]
 # ## Can bf16 add up gradients?
@@ -366,17 +316,16 @@ for name, always in {"averaged each time": True, "no_sync until the last": False
 
 # %%
 model = language_model()  # change this
-kinds = (torch.bfloat16, torch.float32, torch.float64)
+kinds = torch.bfloat16, torch.float32, torch.float64
 sums = {kind: torch.zeros(large.numel(), dtype=kind) for kind in kinds}
 for number, part in enumerate(batches(256, 4), 1):
-    model.zero_grad()
-    mean_loss(model, *part).backward()
+    new = gradient(model, [part])
     for kind in kinds:
-        sums[kind] += gradient(model).to(kind)
+        sums[kind] += new.to(kind)
     if number in (1, 2, 8, 32, 128, 256):
         bf16, fp32, exact = (one.double() for one in sums.values())
-        off = [(one - exact).norm() / exact.norm() for one in (bf16, fp32)]
-        print(f"{number:3d} micro-batches: bf16 {off[0]:.2%} off, fp32 {off[1]:.4%}")
+        both = [(one - exact).norm() / exact.norm() for one in (bf16, fp32)]
+        print(f"{number:3d} micro-batches: bf16 {both[0]:.2%} off, fp32 {both[1]:.4%}")
 
 # %% [markdown]
 # Random weights are the worst case: their gradients nearly agree. Train the model first: import
@@ -386,167 +335,253 @@ for number, part in enumerate(batches(256, 4), 1):
 # The recipe `bf16-master-fp32grad` avoids the rounding: for two more bytes per parameter, gradients are fp32.
 
 # %% [markdown]
-# ## What it saves
-# GPT-2, 100 sequences of 1,024 tokens per step. **Your guess.** The next cell prints the peak with all 100 at once.
-# What is it with 25 micro-batches of 4, in GB?
+# ## The floor under the next micro-batch
+# People say that the peak is "one micro-batch's". Is it? Here is the script's GPT-2 again. Its head is a module of its
+# own now, and so is its loss: modules take hooks.
 
 # %%
-whole = TrainingRun("gpt2", micro_batch=100, seq_len=1024)
-print(f"100 at once: {format_bytes(estimate(whole).total, 'GB', 1)} at the peak (estimated)")
+from torch import nn
+from torch.nn import functional as F
+
+
+class Block(nn.Module):
+    def __init__(self, h, a):
+        super().__init__()
+        self.norm1, self.norm2, self.a = nn.LayerNorm(h), nn.LayerNorm(h), a
+        self.qkv, self.out = nn.Linear(h, 3 * h), nn.Linear(h, h)
+        self.mlp = nn.Sequential(nn.Linear(h, 4 * h), nn.GELU(), nn.Linear(4 * h, h))
+
+    def forward(self, x):
+        b, s, h = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(b, s, 3 * self.a, -1).transpose(1, 2).chunk(3, 1)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # flash, in bf16
+        x = x + self.out(y.transpose(1, 2).reshape(b, s, h))
+        return x + self.mlp(self.norm2(x))
+
+
+# %%
+class GPT(nn.Module):
+    def __init__(self, h, L, a, V=50257):
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(V, h), nn.Embedding(1024, h)
+        self.blocks = nn.Sequential(*(Block(h, a) for _ in range(L)))
+        self.norm, self.head = nn.LayerNorm(h), nn.Linear(h, V, bias=False)
+        self.head.weight, self.loss = self.tokens.weight, nn.CrossEntropyLoss()
+
+    def forward(self, ids, targets):
+        x = self.tokens(ids) + self.positions.weight[: ids.shape[1]]
+        logits = self.head(self.norm(self.blocks(x)))
+        return self.loss(logits.flatten(0, 1), targets.flatten())
+
+
+def forward(model, part, k):
+    with torch.autocast("cuda", torch.bfloat16):
+        return model(part[:, :-1], part[:, 1:]) / k
+
+
+# %% [markdown]
+# Note two things whenever a module's forward ends, and whenever backward reaches its output: the most that was
+# allocated since the last note, and what `.grad` takes. Inside `on_gpu()`, "cuda" is your GPU or a [simulated
+# one](../docs/glossary.md#simulated-gpu). One step comes first, so that AdamW's states exist.
+#
+# **Your guess.** The model has 124 million parameters in fp32. By how many MB is the peak of the second micro-batch
+# higher than that of the first?
+
+# %%
+predict("08.floor", unit="MB")
+
+# %%
+from course_utils import on_gpu
+
+
+def note(module=None, inputs=None, y=None):
+    grads = sum(weight.grad.nbytes for weight in model.parameters() if weight.grad is not None)
+    notes.append((torch.cuda.max_memory_allocated(), grads))
+    torch.cuda.reset_peak_memory_stats()
+    if y is not None and y.requires_grad:
+        y.register_hook(lambda dy: note())
+
+
+# %%
+def accumulate(model, optimizer, parts):
+    """One step; return where in `notes` each forward and each backward begins and ends."""
+    work = []
+    for number, part in enumerate(parts, 1):
+        start = len(notes)
+        loss = forward(model, part, len(parts))
+        work.append((f"forward {number}", start, len(notes), "activations"))
+        loss.backward()
+        note()
+        work.append(("backward", work[-1][2], len(notes), "gradients"))
+    optimizer.step()
+    optimizer.zero_grad()
+    return work
+
+
+# %%
+from course_utils.lessons.shared.time_axis import time_axis
+
+k = 4  # change this
+with on_gpu(needs="10 GB"):
+    model = GPT(768, 12, 12).to("cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    parts = torch.randint(50257, (16, 1025), device="cuda").chunk(k)
+    for _ in range(2):
+        notes, hook = [], nn.modules.module.register_module_forward_hook(note)
+        rest = torch.cuda.memory_allocated()
+        work = accumulate(model, optimizer, parts)
+        hook.remove()
+    kind = torch.cuda.get_device_name()
+weights = sum(weight.nbytes for weight in model.parameters())
+first, second = (max(most for most, _ in notes[part[1] : part[2]]) for part in work[1:4:2])
+print(f"the second peak is {(second - first) / 1e6:.1f} MB higher; all gradients", end=" ")
+print(f"{weights / 1e6:.1f} MB, the gap {(weights - second + first) / 1e6:+.1f} MB")
+reveal("08.floor", second - first, unit="MB")
+
+# %% tags=["hide-input"]
+memory = {"parameters": [weights] * len(notes), "optimizer_states": [rest - weights] * len(notes)}
+memory["gradients"] = [grads for _, grads in notes]
+memory["activations"] = [most - rest - grads for most, grads in notes]
+time_axis(
+    {"compute": work},
+    memory,
+    range(len(notes)),
+    "From the second micro-batch on, all gradients are a floor under the activations",
+    xlabel="modules, forward and backward, in order",
+    provenance=f"{kind}; activations with all that is temporary",
+)
+
+# %% [markdown]
+# With one micro-batch, activations disappear as gradients appear. From the second on, all gradients are already there:
+# 4 bytes per parameter. A third adds nothing. **The gap**: the allocator may give a tensor a freed block that is
+# up to 1 MB larger. Change k to 8: activations and logits halve. What does not?
+#
+# The narrow towers are the loss: logits, [log-softmax](../docs/glossary.md#log-softmax) and their gradients ([lesson
+# 05](05_activations.ipynb)).
+
+# %% [markdown]
+# ## What it saves, what it costs
+# A batch of 64 sequences of 1,024 tokens. **Your guess.** All at once, a GPU has counted a peak of 56.85 GB
+# ([recorded](../docs/evidence.md#memory-against-time)). What is the peak with 16 micro-batches of 4?
+
+# %%
 predict("08.memory", unit="GB")
 
 # %% [markdown]
-# Estimate every way to cut the batch, and measure four. A *run* is a model with its batch, number formats and
-# optimizer. `compare(run)` estimates it, takes your loop's steps, and names the gap between the two.
+# Weigh every way to cut the batch with the counter of `torch.cuda`. (Two micro-batches suffice: a third adds
+# nothing.) A `TrainingRun` writes the same training down, and `estimate` adds up its tensors by formula.
 
 # %%
-sizes = [b for b in range(1, 101) if 100 % b == 0]
-by_size = {b: whole.replace(micro_batch=b, accumulation_steps=100 // b) for b in sizes}
-peaks = {b: estimate(one) for b, one in by_size.items()}
-compared = {b: compare(by_size[b]) for b in (1, 4, 20, 100)}  # change this
-found = {b: one.measurement for b, one in compared.items()}
-for b, one in found.items():
-    gap = peaks[b].total - one.peak
+from course_utils import TrainingRun, estimate
+from course_utils.lessons.accumulation import recorded
+
+
+def weigh(sizes):
+    """The peak of a step on 64 sequences, by the size of its micro-batches."""
+    start, peaks = torch.cuda.memory_allocated(), {}
+    model = GPT(768, 12, 12).to("cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    for b in (1, *sizes):  # the first step makes AdamW's states
+        torch.cuda.reset_peak_memory_stats()
+        for _ in range(min(64 // b, 2)):
+            text = torch.randint(50257, (b, 1025), device="cuda")
+            forward(model, text, 64 // b).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        peaks[b] = torch.cuda.max_memory_allocated() - start
+    return peaks
+
+
+# %%
+run = TrainingRun("gpt2", 64, precision="amp-bf16", optimizer="adamw-fused", dropout=0.0)
+print(f"peaks in GB; counted and tokens/s: {recorded.PROVENANCE}")
+with on_gpu(needs="60 GB"):
+    weighed = weigh(recorded.SPLIT)
+for b, (counted, speed) in recorded.SPLIT.items():
+    formula = estimate(run.replace(micro_batch=b, accumulation_steps=64 // b)).total
     print(
-        f"{100 // b:3d} × {b:3d}: {format_bytes(one.peak, 'GB', 2)}, estimate − {one.word}: "
-        f"{plus_minus(gap)} bytes"
+        f"{64 // b:2d} × {b:2d}: {formula / 1e9:5.2f} estimated, {weighed[b] / 1e9:5.2f}", end=" "
     )
-print("25 ×   4:", compared[4].explanation())
-reveal("08.memory", found[4].peak)
-
-# %% tags=["hide-input"]
-from course_utils.figures import lines
-
-word = " or ".join(sorted({one.word for one in found.values()}))
-curves = {
-    "estimated": ([100 // b for b in sizes], [peaks[b].total / 1e9 for b in sizes]),
-    word: ([100 // b for b in found], [one.peak / 1e9 for one in found.values()]),
-}
-highest, lowest = (format_bytes(peaks[b].total, "GB", 1) for b in (100, 1))
-lines(
-    curves,
-    f"Cutting the batch of 100 lowers the peak from {highest} to {lowest}",
-    "number of micro-batches",
-    "peak, GB",
-    log_x=True,
-    log_y=True,
-    level=("usable on a T4", gpu("T4-16GB").room / 1e9),
-    circles=[word],
-    provenance=str(found[100].provenance),
-)
+    print(f"weighed here, {counted / 1e9:5.2f} counted, {speed:7,} tokens/s")
+reveal("08.memory", weighed[4])
 
 # %% [markdown]
-# **The gap** has names. The estimate is plain arithmetic, and adds up tensors. The allocator gives each tensor whole
-# blocks of 512 bytes, even the loss and the random state of each block's attention, which the formula leaves out. (Is
-# the gap the same for 2 and 10? Add them to the tuple.) What does a GPU count? GPT-2 XL in 8 micro-batches of 4 was
-# recorded on one:
-
-# %%
-run = TrainingRun("gpt2-xl", 4, 1024, "bf16-master", recompute="full", accumulation_steps=8)
-real = measure(run, source="recorded", device="NVIDIA H200")
-gap = estimate(run).total - real.peak
-print(
-    f"tensors at the peak, {real.provenance}: {real.peak:,} bytes; "
-    f"estimate − {real.word}: {plus_minus(gap)}"
-)
-print(
-    f"its allocator counted {format_bytes(real.counters['allocated'] - real.peak, 'MB', 0)} more, "
-    f"and reserved {format_bytes(real.counters['reserved'], 'GB', 1)}"
-)
-
-# %% [markdown]
-# The GPU had the same tensors, and two of a few numbers in a block of 512 bytes each. Its allocator counts more:
-# workspaces, and blocks that are larger than their tensors. It also
-# [reserves](../docs/glossary.md#allocated-and-reserved) memory in advance. CUDA's
-# [context](../docs/glossary.md#context-cuda), hundreds of MB, is in none of these numbers. [All recorded
-# runs](../docs/gpu_results.md) have their gaps in one table.
+# **The gap.** The formula adds up tensors. Counters add workspaces of cuBLAS, NVIDIA's library for matrix products,
+# which are larger on an H200, and blocks that are larger than their tensors. CUDA's
+# [context](../docs/glossary.md#context-cuda), hundreds of MB, is in none of these numbers.
 #
-# People say that the peak is "one micro-batch's". Compare 25 micro-batches of 4 with one step on 4 sequences.
+# Each cut in half saves less than the one before: weights, states and gradients do not shrink. And speed? Accumulation
+# costs no [FLOPs](../docs/glossary.md#flops): the arithmetic is the large batch's. Predict: how much slower are 64
+# micro-batches of 1?
 
 # %%
-from course_utils.figures import stack
+import matplotlib.pyplot as plt
 
-alone = measure(whole.replace(micro_batch=4))
-title = "Accumulation keeps all gradients in memory while the next micro-batch runs"
-stack({"4 sequences, one step": alone, "25 × 4": found[4]}, title, provenance=str(alone.provenance))
+from course_utils.figures import show
 
-# %%
-extra = found[4].peak - alone.peak
-print(f"25 × 4 takes {format_bytes(extra, 'MB', 0)} more than 4 alone")
-print(f"all gradients, fp32: {format_bytes(4 * whole.model.parameters, 'MB', 0)}")
+fig, ax = plt.subplots(figsize=(7.5, 3.2))
+curves = {"64 sequences, cut": recorded.SPLIT, "compiled, one micro-batch": recorded.COMPILED}
+for (name, steps), marker in zip(curves.items(), "os"):
+    ax.plot(list(steps), [step.speed / 1e3 for step in steps.values()], marker=marker, label=name)
+ax.set_xscale("log", base=2)
+ax.set_xticks(list(recorded.SPLIT), list(recorded.SPLIT))
+ax.legend()
+ax.set(xlabel="sequences in a micro-batch", ylabel="thousand tokens per second", ylim=0)
+ax.set(title="From 8 sequences on, a larger micro-batch buys little speed")
+show(fig, f"Both curves rise steeply, up to 4 or 8 sequences, then slowly; {recorded.PROVENANCE}.")
+slow, fast = recorded.SPLIT[1].speed, recorded.SPLIT[64].speed
+print(f"64 × 1 takes {fast / slow:.1f} times as long as 1 × 64", end="; ")
+print(f"16 × 4 takes {fast / recorded.SPLIT[4].speed:.2f} times as long")
 
 # %% [markdown]
-# With one micro-batch, activations disappear as gradients appear. From the second on, all gradients are already there.
+# Below the knee, half as many sequences take nearly as long: the kernels are so short that they probably end before
+# Python has launched the next ones, and the GPU waits. Above it, a larger micro-batch costs memory and buys little. So
+# do not take "the largest that fits", but *the smallest that keeps your GPU busy*. Compiled ([lesson
+# 07](07_torch_compile.ipynb)), this one is done sooner, so the knee lies further right. With a larger model, longer
+# sequences or a slower card it should lie further left: time your own step.
 #
-# Accumulation costs no [FLOPs](../docs/glossary.md#flops): the arithmetic is the large batch's. It costs time, because
-# small matrices keep a GPU less busy. So do not cut finer than you must. How much time? Only a GPU can say:
-
-# %%
-from course_utils.lessons.shared.recorded_times import recorded_times
-
-times = recorded_times("accumulation")
-times
-
-# %%
-for (name, ms), k in zip(times.milliseconds.items(), (1, 2, 4, 8), strict=False):
-    print(f"{name:15s} {ms / k:5.1f} ms per micro-batch")
-
-# %% [markdown]
-# From two micro-batches on, half as many sequences take nearly as long. So arithmetic does not set the pace there. A
-# likely reason: the kernels of so small a micro-batch end before Python has launched the next ones, and the GPU waits.
-# Nothing else used the CPU during this recording. A larger model, or a slower card, loses less. So do not take the
-# factor over: time your own step. (Tokens per second by the size of a micro-batch: [more
-# recordings](../docs/evidence.md#memory-against-time).)
-
-# %% [markdown]
 # And the puzzle of lesson 01, GPT-2 XL with 32 sequences? One recipe adds up gradients in bf16, the other in fp32. Both
 # keep [master weights](../docs/glossary.md#master-weights).
 
 # %%
 xl = TrainingRun("gpt2-xl", 32, 1024, precision="bf16-master", recompute="full")
-recipes = (xl, xl.replace(precision="bf16-master-fp32grad"))
-for k in (1, 2, 4, 8, 16, 32):
-    cut = {"micro_batch": 32 // k, "accumulation_steps": k}
-    both = [estimate(run.replace(**cut)).total / 1e9 for run in recipes]
-    print(
-        f"{k:2d} × {32 // k:2d}: "
-        f"{both[0]:5.1f} GB with bf16 gradients, {both[1]:5.1f} GB with fp32 gradients"
-    )
-for card in ("RTX5090-32GB", "RTX3090-24GB", "RTX4090-24GB", "L4-24GB"):
-    print(
-        f"{card:12s} has {gpu(card).room / 1e9:.2f} GB for 32 × 1 with bf16 gradients, "
-        f"{both[0]:.2f} GB"
-    )
+for k in (1, 2, 4, 8, 16, 32):  # change this
+    cut = xl.replace(micro_batch=32 // k, accumulation_steps=k)
+    both = [estimate(cut).total, estimate(cut.replace(precision="bf16-master-fp32grad")).total]
+    print(f"{k:2d} × {32 // k:2d}: {both[0] / 1e9:5.1f} GB with bf16 gradients", end=", ")
+    print(f"{both[1] / 1e9:5.1f} GB with fp32 gradients (estimated)")
 
 # %% [markdown]
-# As 8 micro-batches of 4, the step fits a 32 GB card even with fp32 gradients, so take them. Each further cut saves
-# less, because the states remain. What is the smallest card for 32 sequences per step? Cut as you like:
-
-# %%
-from course_utils.interactive.widgets import run_sliders
-
-run_sliders(
-    "gpt2-xl",
-    gpu="RTX5090-32GB",
-    micro_batch=4,
-    accumulation_steps=8,
-    precision="bf16-master-fp32grad",
-    recompute="full",
-)
-
-# %% [markdown]
-# <details><summary>An answer</summary>
+# A card "of 32 GB" gives a program a little more than 33 GB ([lesson 01](01_where_did_the_memory_go.ipynb)). As 8
+# micro-batches of 4, the step fits even with fp32 gradients, so take them. Each further cut saves less, because the
+# states remain. A GPU has taken the steps of 8 × 4 in bf16: see [all recorded runs](../docs/gpu_results.md).
 #
-# A card with 32 GB. Even with single sequences and bf16 gradients, the step needs a little more than an RTX 4090 gives
-# a program. An RTX 3090 has less than 0.05 GB left, too little for CUDA's context. An L4 is too small even for weights,
-# gradients and optimizer states alone.
+# <details><summary>Does it fit a card of 24 GB, if you cut further?</summary>
+#
+# 24 GiB are 25.8 GB. The driver and CUDA's context take some of it, and even single sequences with bf16 gradients need
+# 25.4. So no. One way out is other states, such as 8-bit Adam's ([lesson 02](02_adam.ipynb)).
 #
 # </details>
 
 # %% [markdown]
+# ## The script's next lines
+# Your script takes a step on 8 sequences, with checkpoints, the loss in chunks, and compiled. Now let a step have 32: as 4
+# micro-batches of 8. **Predict** the peak: which of its parts are there at the same time? Then make the change in
+# `my_train.py`, save, and run the cell again.
+
+# %%
+from course_utils.lessons.shared.growing_script import script
+
+script(8)
+
+# %% [markdown]
+# Four times the batch costs half a GB: all gradients, 4 bytes per parameter, are the floor under the next micro-batch.
+# (The loss that the script prints is the last micro-batch's. And lesson 09 changes the learning rate alone: no byte.)
+
+# %% [markdown]
 # ## In your own script
-# The accumulation loop with everything in its place: divide each loss, clip once after the last micro-batch, step
-# once. An incomplete last group is divided by its own number.
+# The accumulation loop with everything in its place: weigh each micro-batch by its tokens, unscale and clip once after
+# the last one, step once. A group may be incomplete.
 
 # %%
 import torch
@@ -555,19 +590,24 @@ from torch import nn
 device = "cuda" if torch.cuda.is_available() else "cpu"
 model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 10)).to(device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+scaler = torch.amp.GradScaler(device, enabled=False)  # True if autocast is to fp16
 x, y = torch.randn(88, 64), torch.randint(10, (88,))  # your data: 11 micro-batches of 8
-loader = list(zip(x.split(8), y.split(8), strict=True))
-k = 4
+loader, k = list(zip(x.split(8), y.split(8), strict=True)), 4
+
+# %%
 for first in range(0, len(loader), k):
     group = loader[first : first + k]
+    total = sum((targets != -100).sum().item() for _, targets in group)
     optimizer.zero_grad(set_to_none=True)
     for inputs, targets in group:
         with torch.autocast(device, torch.bfloat16):
-            wanted = targets.to(device)
-            loss = nn.functional.cross_entropy(model(inputs.to(device)), wanted) / len(group)
-        loss.backward()
+            logits, wanted = model(inputs.to(device)), targets.to(device)
+            loss = nn.functional.cross_entropy(logits, wanted, reduction="sum") / total
+        scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
     length = nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)  # once, on the sum
-    optimizer.step()
+    scaler.step(optimizer)
+    scaler.update()
     print(f"{len(group)} micro-batches, then one step")
 
 # %% [markdown]
@@ -588,7 +628,7 @@ quiz(8)
 # the optimizer does not step in between.
 #
 # **Breaks when** losses are not divided, the last group is left over, lengths differ and you average over
-# micro-batches, or a bf16 `.grad` adds up hundreds.
+# micro-batches, gradients are clipped before the last one, or a bf16 `.grad` adds up hundreds.
 #
 # **Cheat-sheet line** global batch = b · k · ranks · loss × (tokens of the micro-batch / tokens of the group) · peak:
 # one micro-batch and all gradients · DDP: `no_sync()` until the last micro-batch.
