@@ -390,7 +390,7 @@ def train_step(weights, optimizer, rates, chosen):
     optimizer.step()
     with torch.no_grad():
         for weight, old in zip(weights, before):
-            weight.copy_(old.lerp(weight, rates))  # old + rates · (weight − old)
+            torch.lerp(old, weight, rates, out=weight)  # old + rates · (weight − old)
 
 
 # %% [markdown]
@@ -427,7 +427,7 @@ def sweeps(eta, **options):
     """Rates and errors: of batches of n, and of k·n with and without a warm-up."""
     ways = {
         f"batches of {n}": (n, range(-1, 3), 1.0),
-        f"{k * n}, warm-up": (k * n, range(6), 1 / k),
+        f"{k * n}, warm-up": (k * n, range(1, 6), 1 / k),
         f"{k * n}, no warm-up": (k * n, range(5), 1.0),
     }
     found = {}
@@ -450,7 +450,7 @@ def draw(found, title, optimizer, eta):
 
 
 # %% tags=["nbval-ignore-output"]
-by_sgd = sweeps(eta, momentum=0.9)
+by_sgd = sweeps(eta, momentum=0.9, fused=True)
 title = "SGD: the best rate grows about as much as the batch, if a warm-up leads there"
 draw(by_sgd, title, "SGD", eta)
 
@@ -476,9 +476,9 @@ rows = {
     "n, η": (small, 1),
     f"{k}n, η": (sudden, 0),
     f"{k}n, √{k}·η, no warm-up": (sudden, 2),
-    f"{k}n, √{k}·η, warm-up": (warmed, 2),
+    f"{k}n, √{k}·η, warm-up": (warmed, 1),
     f"{k}n, {k}·η, no warm-up": (sudden, 4),
-    f"{k}n, {k}·η, warm-up": (warmed, 4),
+    f"{k}n, {k}·η, warm-up": (warmed, 3),
 }
 print(f"{'% wrong, median (best to worst)':32s} {'SGD':>18s} {'Adam':>22s}")
 for name, (way, place) in rows.items():
