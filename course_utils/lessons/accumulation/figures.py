@@ -9,13 +9,13 @@ import torch
 from ...figures.style import MARGIN, WIDTH, CourseFigure, look, sheet, wrap
 from ...palette import stop
 from ..adam.figures import WALL, draw_walk
-from .micro_batches import best_line
+from .micro_batches import Point, best_line
 
 NOTE = "horizontal: θ₀, vertical: θ₁; lines of equal loss; the cross is the minimum"
 
 
 def theta_paths(
-    x: torch.Tensor, y: torch.Tensor, paths: Mapping[str, Sequence[Sequence[float]]], title: str
+    x: torch.Tensor, y: torch.Tensor, paths: Mapping[str, Sequence[Point]], title: str
 ) -> CourseFigure:
     """Paths of θ side by side over the contour lines of the points' loss, each with its name."""
     pitch = (WIDTH - 2 * MARGIN + 14) / len(paths)
