@@ -72,7 +72,7 @@ theta_paths(xs, ys, paths, title)
 
 # %%
 rates = {1: 0.5, 2: 0.5, 10: 0.5}  # write these
-third = torch.tensor(paths["a step on each 4, rate / 25"])[::25]  # once per pass
+third = torch.tensor(walk(4, 0.5 / 25))[::25]  # once per pass
 
 
 def off_the_path(size, rate):
@@ -237,7 +237,7 @@ lines(drawn, title, *axes, log_x=True, log_y=True, circles=["B = B_noise"])
 #
 # Strictly, noise counts only where the loss curves. With H, the loss's second derivatives, the formula's own scale is
 # $B_{\text{noise}} = \text{tr}(H \Sigma) / (G^T H G)$. If the loss curves alike in all directions, H cancels and
-# tr(Σ)/|G|² is left. Real losses do not. So trust the order of magnitude, and measure again during training.
+# tr(Σ)/|G|² is left. Real losses do not curve alike. So trust the order of magnitude, and measure again during training.
 
 # %% [markdown]
 # ## A batch that grows
@@ -416,7 +416,7 @@ def sweep(batch, rates, warm_from=1.0, make=torch.optim.SGD, seeds=5, **options)
 
 
 # %% [markdown]
-# Sweep the rates η·32^(j/4): η itself, √32·η and 32·η are among them. η is 0.02 for SGD with
+# Sweep the rates $\eta \cdot 32^{j/4}$: η itself, √32·η and 32·η are among them. η is 0.02 for SGD with
 # [momentum](../docs/glossary.md#momentum). **Predict** before you run the cells: at which rate is each curve lowest?
 
 # %%
@@ -442,7 +442,7 @@ def draw(found, title, optimizer, eta):
     """A line through the median of the seeds, in a band from the best to the worst."""
     curves, bands = {}, {}
     for name, (rates, errors) in found.items():
-        curves[name] = [rate / eta for rate in rates], errors.median(1)[0].tolist()
+        curves[name] = [round(rate / eta, 2) for rate in rates], errors.median(1)[0].tolist()
         bands[name] = errors.amin(1), errors.amax(1)
     source = f"test error after 6 epochs; {optimizer}, η = {eta}; 5 seeds; trained on the CPU"
     axes = {"xlabel": "learning rate, in η", "ylabel": "% wrong", "log_x": True, "log_y": True}
