@@ -444,7 +444,9 @@ def draw(found, title, optimizer, eta):
     for name, (rates, errors) in found.items():
         curves[name] = [round(rate / eta, 2) for rate in rates], errors.median(1)[0].tolist()
         bands[name] = errors.amin(1), errors.amax(1)
-    source = f"test error after 6 epochs; {optimizer}, η = {eta}; 5 seeds; trained on the CPU"
+    source = (
+        f"test error after 6 epochs; {optimizer}, η = {eta}; {errors.shape[1]} seeds; on the CPU"
+    )
     axes = {"xlabel": "learning rate, in η", "ylabel": "% wrong", "log_x": True, "log_y": True}
     return lines(curves, title, **axes, bands=bands, provenance=source)
 
