@@ -20,7 +20,7 @@ def mean_loss(model: torch.nn.Module, part: MicroBatch) -> torch.Tensor:
 
 
 class LineFit:
-    """Fitting y = θ₀ + θ₁·x to 100 noisy points: two parameters, so that their path can be drawn."""
+    """Fitting y = θ₀ + θ₁·x to lesson 09's 100 noisy points: two parameters have a path to draw."""
 
     def __init__(self) -> None:
         dice = torch.Generator().manual_seed(0)
@@ -32,11 +32,11 @@ class LineFit:
         x, y = self.x[chosen], self.y[chosen]
         return tuple(mean.mean().item() for mean in (x, x * x, y, x * y))
 
-    def best(self) -> Point:
-        """The θ with the least loss: the least-squares line."""
-        x, xx, y, xy = self.moments()
-        rise = (xy - x * y) / (xx - x * x)
-        return y - rise * x, rise
+
+def best_line(x: torch.Tensor, y: torch.Tensor) -> Point:
+    """The θ with the least loss: the least-squares line."""
+    rise = ((x * y).mean() - x.mean() * y.mean()) / (x.square().mean() - x.mean().square())
+    return (y.mean() - rise * x.mean()).item(), rise.item()
 
 
 def slope(theta: Point, moments: Sequence[float]) -> Point:

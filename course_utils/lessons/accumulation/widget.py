@@ -8,7 +8,7 @@ from ...interactive.feedback import divisors
 from ...interactive.html_bars import Picture
 from ...interactive.widgets import SliderBox, slider
 from .figures import theta_paths
-from .micro_batches import POINTS, START, LineFit, Point, path
+from .micro_batches import POINTS, START, LineFit, Point, best_line, path
 
 RATES = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5)
 FAR = 2.0  # a path ends in the picture where it is this many times as far from the minimum as it began
@@ -24,6 +24,7 @@ class ThetaSliders(SliderBox):
 
     def __init__(self, size: int = 4, group: int = 25, rate: float = 0.5) -> None:
         self.fit = LineFit()
+        self.goal = best_line(self.fit.x, self.fit.y)
         controls = {
             "size": slider("micro-batch", divisors(POINTS), size, continuous=False),
             "group": slider("micro-batches", divisors(POINTS), group, continuous=False),
@@ -43,16 +44,18 @@ class ThetaSliders(SliderBox):
         chosen = self.path
         large = path(self.fit, rate, POINTS, passes)
         near = self._near(chosen)
-        off = math.dist(chosen[-1], self.fit.best())
+        off = math.dist(chosen[-1], self.goal)
         ending = "and it leaves the picture" if len(near) < len(chosen) else f"{off:.2f} from the minimum"
         name = f"{group} × {size} points per step"
         title = f"{name}, rate {rate:g}: {len(chosen) - 1:,} steps, {ending}"
-        figure = theta_paths(self.fit, {"all 100 points per step": self._near(large), name: near}, title)
+        figure = theta_paths(
+            self.fit.x, self.fit.y, {"all 100 points per step": self._near(large), name: near}, title
+        )
         return figure, f"a step learns from <b>{size * group}</b> points; <b>{size}</b> are in memory at once"
 
     def _near(self, walked: Sequence[Point]) -> list[Point]:
-        limit = FAR * math.dist(START, self.fit.best())
-        return list(takewhile(lambda point: math.dist(point, self.fit.best()) < limit, walked))
+        limit = FAR * math.dist(START, self.goal)
+        return list(takewhile(lambda point: math.dist(point, self.goal) < limit, walked))
 
 
 theta_sliders = ThetaSliders
