@@ -14,6 +14,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ... import TrainingRun, estimate, replay
 from ...errors import unknown
 from ...interactive.course_files import HAS_FOLDER, ROOT, python_path
@@ -33,15 +35,16 @@ OWN = "my_train.py"
 
 @dataclass(frozen=True)
 class Stage:
-    """The script after a lesson: what the lesson `changes`, and the same training as a run.
+    """The script after a lesson: what the lesson `changes`, and the same training as a run, or None.
 
-    `simulated` is the allocated peak in bytes.
+    `simulated` is the allocated peak in bytes, of rank 0 if the script is for several `ranks`.
     """
 
     lesson: str
     what: str
-    run: TrainingRun
+    run: TrainingRun | None
     simulated: int
+    ranks: int = 1
 
     @property
     def file(self) -> Path:
@@ -60,8 +63,9 @@ def stages() -> list[Stage]:
     found = []
     choices: dict[str, Any] = {}
     for lesson, facts in STAGES.items():
-        choices |= facts["run"]
-        found.append(Stage(**facts | {"lesson": lesson, "run": TrainingRun(**choices)}))
+        choices |= facts.get("run", {})
+        run = TrainingRun(**choices) if "run" in facts else None
+        found.append(Stage(**facts | {"lesson": lesson, "run": run}))
     return found
 
 
@@ -100,13 +104,15 @@ class Script:
         """Rows of the stages, and one of the learner's copy: formula, simulation, what a GPU counted."""
         rows = [("lesson", "change", "estimated", "simulated", "gap", "counted", "tokens/s")]
         for stage in self.stages:
-            estimated = estimate(stage.run).total
-            gap = format_signed(estimated - stage.simulated)
+            estimated, gap = "no formula", ""
+            if stage.run:
+                total = estimate(stage.run).total
+                estimated, gap = _gb(total), format_signed(total - stage.simulated)
             counted = speed = "not recorded"
             if found := stage.recording:
                 counted = _gb(found.parts["script"]["allocated"])
                 speed = f"{found.parts['script']['tokens_per_second']:,.0f}"
-            rows.append((stage.lesson, stage.what, _gb(estimated), _gb(stage.simulated), gap, counted, speed))
+            rows.append((stage.lesson, stage.what, estimated, _gb(stage.simulated), gap, counted, speed))
         if self.peak is not None:
             rows.append(("", f"yours, {OWN}", "", _gb(self.peak), "", "", ""))
         return Table(rows, words=2)
@@ -135,8 +141,12 @@ def script(lesson: int) -> Script:
         raise unknown("stage of the script", number, numbers)
     shown = known[: numbers.index(number) + 1]
     own = _own_copy(shown[-2:][0])
+    text = own.read_bytes()
+    for stage in shown:  # an unchanged stage needs no simulation, which takes half a minute if it compiles
+        if text == stage.file.read_bytes() and torch.__version__.partition("+")[0] == TORCH:
+            return Script(shown, own, stage.simulated)
     try:
-        return Script(shown, own, watched(own))
+        return Script(shown, own, watched(own, shown[-1].ranks))
     except ValueError as error:
         return Script(shown, own, None, str(error))
 
@@ -157,14 +167,17 @@ def _own_copy(stage: Stage) -> Path:
     return own
 
 
-def watched(file: Path) -> int:
+def watched(file: Path, ranks: int = 1) -> int:
     """The allocated peak in bytes of a script's second step on a simulated GPU, by `watch` as a process.
+
+    Of several ranks it is rank 0's.
 
     Raises ValueError with what `watch` says of a script that it cannot follow.
     """
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder) / "measurement.json"
-        command = [sys.executable, "-m", "course_utils", "watch", "--save", str(saved), str(file)]
+        command = [sys.executable, "-m", "course_utils", "watch", "--save", str(saved)]
+        command += [*(["--ranks", str(ranks)] if ranks > 1 else []), str(file)]
         # the same card as in the course's own table, whatever is here
         variables = os.environ | {"PYTHONPATH": python_path(), "COURSE_SOURCE": "simulated"}
         done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
