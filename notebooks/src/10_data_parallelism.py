@@ -375,7 +375,7 @@ for D in (2, 8, 64):  # change this
 
 # %%
 def buckets(mib):
-    """Bytes of each bucket in two steps, in the order in which they fill."""
+    """Bytes of the buckets in two steps, in the order of their exchange."""
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -413,7 +413,7 @@ from course_utils.figures import bars
 views = weigh(8, gradient_as_bucket_view=True)  # change this
 weighed = {"one GPU": alone, "DDP, 8 GPUs": eight, "DDP, gradients as views": views}
 title = "DDP holds the gradients twice, unless they are views of its buckets"
-bars(weighed, title, provenance="memory_allocated() after backward, rank 0; simulated")
+bars(weighed, title, provenance="memory_allocated() after backward; ranks are simulated")
 
 # %% [markdown]
 # The [ZeRO](../docs/glossary.md#zero) paper has a buffer of the same size for another reason: one flat fp32 copy of
@@ -453,26 +453,25 @@ reveal("10.overlap", 100 * len(early) / len(step["buckets"]), unit="%")
 # %% tags=["nbval-ignore-output"]
 from course_utils.lessons.shared.time_axis import time_axis
 
-rows, exposed = {}, {}
-for name, said in (("many", "many buckets"), ("one", "one bucket"), ("none", "no exchange")):
+labels = {"many": f"buckets of {bucket_mib} MiB", "one": "one bucket", "none": "no exchange"}
+rows = {}
+for name, label in labels.items():
     step, free = trained[0][name], 0
-    forward, end = 1000 * step["forward"], 1000 * step["end"]
-    rows[said] = [("forward", 0, forward, "activations"), ("", forward, end, "#cccccc")]
-    rows[f"{said}, sent"] = sent = []
+    forward, end = step["forward"], step["end"]
+    rows[label] = [("forward", 0, forward, "activations"), ("backward", forward, end, "gradients")]
     for number, bucket in enumerate(step["buckets"], 1):
-        begins, free = max(free, 1000 * bucket["ready"]), 1000 * bucket["done"]
-        sent.append((str(number), begins, free, "communication"))
-    exposed[said] = end - 1000 * trained[0]["none"]["end"]
-del rows["no exchange, sent"]
-title = "The exchange adds {many buckets:.0f} ms in many buckets, {one bucket:.0f} ms in one"
-source = f"measured: rank 0 of {trained[0]['where']}"
-time_axis(rows, {}, [], title.format(**exposed), xlabel="ms", provenance=source)
+        sent = rows.setdefault(f"{label}, sent", [])
+        sent.append((str(number), max(free, bucket["ready"]), bucket["done"], "communication"))
+        free = bucket["done"]
+title = "Buckets leave during backward, but one bucket for all only at its end"
+source = f"measured: the fastest step of rank 0, {trained[0]['where']}"
+time_axis(rows, {}, [], title, xlabel="seconds", provenance=source)
 
 # %% [markdown]
 # What counts is the *exposed* time: a step's length, minus that of a step without exchange. The last bucket is ready
 # only when backward ends, so its transfer is always exposed.
 #
-# Is your step with many buckets no faster than that with one? Then overlap did not pay here. An exchange takes cores
+# Is your step with small buckets no faster than that with one? Then overlap did not pay here. An exchange takes cores
 # from backward on a CPU, and multiprocessors and memory bandwidth on a GPU. Two processes on a busy processor show that
 # price more than the gain. (Buckets of 1 MiB: what part of the bytes can leave early?)
 
@@ -538,7 +537,8 @@ bars(ways, title, provenance="max_memory_allocated() until backward ends, rank 0
 # %% [markdown]
 # ## When a rank waits for ever
 # A collective ends when *every* rank has called it. If one does not, the others wait: the GPUs show 100 % load, no error
-# is raised, and nothing moves. By default they wait 10 minutes with NCCL, and 30 with gloo.
+# is raised, and nothing moves. By default they wait [10 minutes with NCCL, and 30 with
+# gloo](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group).
 #
 # Usual causes: something that only rank 0 does, such as a validation or a mean for the log; one batch more on one rank;
 # an exception on one rank that is caught; a layer that some ranks skip. Here is the first. Rank 0 wants the mean loss.
@@ -711,7 +711,7 @@ bars(seconds, title, unit="s", provenance=source)
 
 # %% [markdown]
 # ## One rank, weighed three ways
-# Back to memory, with a whole GPT of 4.9 million parameters. `compare` lays the closed form next to a measurement, kind
+# Back to memory, with a whole small GPT. `compare` lays the closed form next to a measurement, kind
 # by kind. Here is rank 0 of 2, on the simulated GPU, then counted in two real processes on your processor.
 
 # %%
@@ -761,9 +761,13 @@ from course_utils.lessons.shared.growing_script import script
 script(10)
 
 # %% [markdown]
-# The peak *rises*, by nearly the bytes of all gradients, although they are views of the buckets: it is early in
-# backward, where a single GPU has few gradients yet. What do you get for it? Eight times the tokens per step. (One line
-# more: `torch.compile` cuts a graph at the buckets, so that the exchange can overlap. It cannot cut a checkpoint.)
+# The peak *rises*, by nearly the bytes of all gradients, although they are views of the buckets. It is in the middle of
+# backward. The buckets are there in full, next to the gradients that a single GPU holds at this point, too. What do you
+# get for it? Eight times the tokens per step.
+#
+# By default, `torch.compile` cuts its graph where a bucket is full, so that the bucket can leave during backward. Each
+# part then chooses by itself what to keep, and the simulated GPU cannot follow that. So the script sets
+# `optimize_ddp = False`. On real GPUs, compare both.
 
 # %% [markdown]
 # ## In your own script

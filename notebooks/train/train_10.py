@@ -51,7 +51,7 @@ def train(h=768, L=12, a=12, b=8, s=1024, steps=20):
     model = GPT(h, L, a).to("cuda")
     model.compile()  # its forward
     model.loss = torch.compile(model.loss)
-    torch._dynamo.config.optimize_ddp = False  # it would cut graphs that have checkpoints
+    torch._dynamo.config.optimize_ddp = False  # one graph, not one for each bucket
     replica = DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
     text = torch.randint(V, (b, s + 1), device="cuda")  # your data goes here
