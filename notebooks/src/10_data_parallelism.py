@@ -761,13 +761,14 @@ from course_utils.lessons.shared.growing_script import script
 script(10)
 
 # %% [markdown]
-# The peak *rises*, by nearly the bytes of all gradients, although they are views of the buckets. It is in the middle of
-# backward. The buckets are there in full, next to the gradients that a single GPU holds at this point, too. What do you
-# get for it? Eight times the tokens per step.
+# A rank takes no more than a single GPU did: with four micro-batches, gradients are there all the time, and here they
+# are views of the buckets. What do you get for it? Eight times the tokens per step. (Leave `set_to_none=False` out.
+# Which number do you expect?)
 #
-# By default, `torch.compile` cuts its graph where a bucket is full, so that the bucket can leave during backward. Each
-# part then chooses by itself what to keep, and the simulated GPU cannot follow that. So the script sets
-# `optimize_ddp = False`. On real GPUs, compare both.
+# `require_backward_grad_sync` is what `no_sync()` switches; as a line of its own it fits a loop. By default,
+# `torch.compile` cuts its graph where a bucket is full, so that the bucket can leave during backward. Each part then
+# chooses by itself what to keep, and the simulated GPU cannot follow that. So the script sets `optimize_ddp = False`. On
+# real GPUs, compare both.
 
 # %% [markdown]
 # ## In your own script

@@ -1,6 +1,5 @@
 """Train GPT-2 on a GPU, or watch it without one: `python3 -m course_utils watch FILE`."""
 
-import os
 import time
 
 import torch
@@ -45,9 +44,9 @@ class GPT(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def train(h=768, L=12, a=12, b=8, s=1024, steps=20):
+def train(h=768, L=12, a=12, b=32, k=4, s=1024, steps=20):
     dist.init_process_group("nccl")  # torchrun starts one process per GPU
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(dist.get_node_local_rank())
     model = GPT(h, L, a).to("cuda")
     model.compile()  # its forward
     model.loss = torch.compile(model.loss)
@@ -58,13 +57,15 @@ def train(h=768, L=12, a=12, b=8, s=1024, steps=20):
     for step in range(1, steps + 1):
         began = time.perf_counter()
         torch.cuda.reset_peak_memory_stats()
-        with torch.autocast("cuda", torch.bfloat16):
-            x = replica(text[:, :-1])
-            parts = zip(x.chunk(8, 1), text[:, 1:].chunk(8, 1))  # an eighth of the logits at a time
-            loss = sum(checkpoint(model.loss, *part, use_reentrant=False) for part in parts) / 8
-        loss.backward()
+        for number, micro in enumerate(text.chunk(k), 1):
+            replica.require_backward_grad_sync = number == k  # as no_sync() does it
+            with torch.autocast("cuda", torch.bfloat16):
+                x = replica(micro[:, :-1])
+                parts = zip(x.chunk(8, 1), micro[:, 1:].chunk(8, 1))  # an eighth at a time
+                loss = sum(checkpoint(model.loss, *part, use_reentrant=False) for part in parts) / 8
+            (loss / k).backward()  # adds to .grad
         optimizer.step()
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=False)
         value = loss.item()  # waits for the GPU
         tokens = dist.get_world_size() * b * s / (time.perf_counter() - began)
         peak = torch.cuda.max_memory_allocated() / 1e9
