@@ -1,17 +1,13 @@
-"""Lesson 10: answers to its exercises, its own training on ranks, the fitted link, and the pictures."""
+"""Lesson 10: answers to its exercises, its own training on ranks, and the ring's picture."""
 
-import random
 import sys
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from checking import Answers, JudgedAnswers
 from edits import edited
-from matplotlib.collections import PolyCollection
-from matplotlib.colors import to_hex
 from matplotlib.text import Annotation, Text
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
@@ -20,7 +16,6 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from course_utils.lessons.data_parallelism import ddp_training, figures
 from course_utils.lessons.data_parallelism.checks import PROGRAM, RANKS
-from course_utils.lessons.data_parallelism.links import Link, fit_link
 from course_utils.lessons.data_parallelism.widget import ring_player
 from course_utils.lessons.shared.on_ranks import outcomes
 
@@ -258,35 +253,6 @@ def test_a_traced_step_has_its_buckets_in_order_and_inside_backward(monkeypatch:
     assert found["where"] == "1 processes on the CPU that ran this cell (gloo)"
 
 
-def test_the_fit_is_the_weighted_least_squares_of_numpy_and_its_covariance() -> None:
-    dice = random.Random(3)
-    points = [(4.0**power, (2e-5 + 1e-9 * 4**power) * dice.uniform(0.7, 1.4)) for power in range(11)]
-    link = fit_link([(size, [seconds]) for size, seconds in points])
-    sizes, seconds = (np.array(column) for column in zip(*points, strict=True))
-    expected = link.alpha + link.beta * sizes
-    design = np.stack([1 / expected, sizes / expected], axis=1)  # errors relative to the line
-    design *= [1.0, 1e-9]  # keeps the matrix well conditioned
-    solution, residuals, *_ = np.linalg.lstsq(design, seconds / expected, rcond=None)
-    covariance = np.linalg.inv(design.T @ design) * residuals[0] / (len(points) - 2)
-    assert [link.alpha, link.beta] == pytest.approx(list(solution * [1.0, 1e-9]))
-    assert link.alpha_variance == pytest.approx(covariance[0, 0])
-    assert link.beta_variance == pytest.approx(covariance[1, 1] * 1e-18)
-    assert link.covariance == pytest.approx(covariance[0, 1] * 1e-9)
-    with pytest.raises(ValueError, match="three different sizes"):
-        fit_link([(4, [1e-5]), (8, [1e-5]), (8, [2e-5])])
-
-
-def test_a_ring_costs_its_messages_and_its_bytes_and_one_rank_nothing() -> None:
-    link = Link(alpha=1e-3, beta=1e-9)
-    assert link.all_reduce(8e6, 4)[1] == pytest.approx(6 * (1e-3 + 2e-3))
-    assert link.all_reduce(8e6, 1) == (0, 0, 0)
-    assert link.efficiency(8e6, 4, compute=0.018)[1] == pytest.approx(0.5)
-    assert link.efficiency(8e6, 4, compute=0.018, hidden=0.009)[1] == pytest.approx(2 / 3)
-    link = Link(1e-4, 1e-9, alpha_variance=1e-10, beta_variance=1e-21)
-    for low, expected, high in (link.message(1e5), link.all_reduce(1e7, 64), link.efficiency(1e7, 64, 0.1)):
-        assert 0 <= low < expected < high
-
-
 def texts(figure: Any) -> list[str]:
     return [text.get_text() for text in figure.findobj(Text)]
 
@@ -317,20 +283,3 @@ def test_a_ring_is_drawn_step_by_step() -> None:
     assert "Step 1 of 4" in player.picture.value
     with pytest.raises(ValueError, match="steps 0 to 4"):
         ring_player(RECORDED, step=5)
-
-
-def test_pictures_of_steps_and_bands_say_their_numbers() -> None:
-    buckets = [{"ready": 0.15, "done": 0.25}, {"ready": 0.3, "done": 0.35}]
-    steps = {"two": {"forward": 0.1, "end": 0.35, "buckets": buckets}}
-    steps["none"] = {"forward": 0.1, "end": 0.35, "buckets": []}
-    figure: Any = figures.overlap_figure(steps, "A title")
-    assert "two: 350 ms; none: 350 ms" in figure.alt
-    bars = [bar for bar in figure.axes[0].patches if to_hex(bar.get_facecolor()).upper() == figures.SENT]
-    assert [round(bar.get_x()) for bar in bars] == [150, 300]
-    assert [round(bar.get_width()) for bar in bars] == [100, 50]
-    assert texts(figure).count("350 ms") == 2
-    band = {1.0: (0.0, 2.0, 3.0), 100.0: (2.0, 4.0, 8.0)}
-    figure = figures.band_figure({"model": band}, {10: 5.0}, "A title", "bytes", "µs", log_y=True)
-    assert "measured is 5 at 10; model goes from 2 at 1 to 4 at 100" in figure.alt
-    (shaded,) = figure.findobj(PolyCollection)
-    assert {*np.array(shaded.get_paths()[0].vertices)[:, 1]} == {2.0, 3.0, 8.0}  # 0 is not on this axis

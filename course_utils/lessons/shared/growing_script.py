@@ -14,6 +14,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ... import TrainingRun, estimate, replay
 from ...errors import unknown
 from ...interactive.course_files import HAS_FOLDER, ROOT, python_path
@@ -35,13 +37,14 @@ OWN = "my_train.py"
 class Stage:
     """The script after a lesson: what the lesson `changes`, and the same training as a run, or None.
 
-    `simulated` is the allocated peak in bytes.
+    `simulated` is the allocated peak in bytes, of rank 0 if the script is for several `ranks`.
     """
 
     lesson: str
     what: str
     run: TrainingRun | None
     simulated: int
+    ranks: int = 1
 
     @property
     def file(self) -> Path:
@@ -138,8 +141,12 @@ def script(lesson: int) -> Script:
         raise unknown("stage of the script", number, numbers)
     shown = known[: numbers.index(number) + 1]
     own = _own_copy(shown[-2:][0])
+    text = own.read_bytes()
+    for stage in shown:  # an unchanged stage needs no simulation, which takes half a minute if it compiles
+        if text == stage.file.read_bytes() and torch.__version__.partition("+")[0] == TORCH:
+            return Script(shown, own, stage.simulated)
     try:
-        return Script(shown, own, watched(own))
+        return Script(shown, own, watched(own, shown[-1].ranks))
     except ValueError as error:
         return Script(shown, own, None, str(error))
 
@@ -160,14 +167,17 @@ def _own_copy(stage: Stage) -> Path:
     return own
 
 
-def watched(file: Path) -> int:
+def watched(file: Path, ranks: int = 1) -> int:
     """The allocated peak in bytes of a script's second step on a simulated GPU, by `watch` as a process.
+
+    Of several ranks it is rank 0's.
 
     Raises ValueError with what `watch` says of a script that it cannot follow.
     """
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder) / "measurement.json"
-        command = [sys.executable, "-m", "course_utils", "watch", "--save", str(saved), str(file)]
+        command = [sys.executable, "-m", "course_utils", "watch", "--save", str(saved)]
+        command += [*(["--ranks", str(ranks)] if ranks > 1 else []), str(file)]
         # the same card as in the course's own table, whatever is here
         variables = os.environ | {"PYTHONPATH": python_path(), "COURSE_SOURCE": "simulated"}
         done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
