@@ -236,4 +236,4 @@ def test_the_lessons_table_is_the_recording() -> None:
             split[b] = counted
         version = row["torch"].partition("+")[0]
         assert f"recorded on {row['device']} · torch {version} · {row['date']}" == recorded.PROVENANCE
-    assert recorded.SPLIT == split and recorded.COMPILED == compiled
+    assert split == recorded.SPLIT and compiled == recorded.COMPILED
