@@ -599,7 +599,7 @@ else:
 # 2. See where each rank is: `py-spy dump --pid PID` prints a process's stack, and needs no change of the script.
 # 3. Run a few steps again with `TORCH_DISTRIBUTED_DEBUG=DETAIL`.
 # 4. With NCCL, let a rank write its last collectives to a file when the limit is over: `TORCH_NCCL_DUMP_ON_TIMEOUT=1`,
-#    `TORCH_FR_BUFFER_SIZE=2000` and `TORCH_FR_DUMP_TEMP_FILE=/tmp/trace_`. `torchfrtrace` compares the ranks' files, and
+#    `TORCH_FR_BUFFER_SIZE=2000` and `TORCH_FR_DUMP_TEMP_FILE=trace_`. `torchfrtrace` compares the ranks' files, and
 #    names the collective and the rank that is missing. (In older versions: `TORCH_NCCL_TRACE_BUFFER_SIZE`,
 #    `TORCH_NCCL_DEBUG_INFO_TEMP_FILE`.)
 # 5. Keep `TORCH_NCCL_ASYNC_ERROR_HANDLING` on, which is the default: it ends the process at the limit. With 0, a rank
