@@ -411,8 +411,8 @@ for way, what in {"eager": "none", "each block": "blocks", "the model": "model"}
     print(f"{way:10s} {form:14,}  {peak[way]:14,}  {form - peak[way]:+,}")
 
 # %% [markdown]
-# **The gap** is up to 1 MiB, which cuBLASLt took on each thread in the recorded torch. Next to a simulated step there is
-# hardly any. Two blocks are enough to see it:
+# **The gap** is hardly more than the workspace of 1 MiB that cuBLASLt took on each thread in the recorded torch. Next to
+# a simulated step there is less. Two blocks are enough to see it:
 
 # %%
 from course_utils import measure
@@ -420,9 +420,8 @@ from course_utils import measure
 small = TransformerConfig("two blocks of it", "gpt2", layers=2, **sizes)
 short = run.replace(model=small, compile="model")  # change this: "blocks"
 form, simulated = estimate(short).total, measure(short, "simulated").peak
-print(
-    f"formula {form:,} bytes, simulated {simulated:,} bytes, {100 * (form / simulated - 1):+.2f} %"
-)
+off = 100 * (form / simulated - 1)
+print(f"formula {form:,} bytes, simulated {simulated:,} bytes, the gap {off:+.3f} %")
 
 # %% [markdown]
 # The formula is exact for a block, and within 1 % for a model. In which order the compiler makes a model's gradients, it
@@ -548,8 +547,9 @@ from course_utils.lessons.shared.growing_script import script
 script(7)
 
 # %% [markdown]
-# Only 6 % go: checkpoints and chunks had taken nearly all that a compiler could forget. The step gets faster, too, which
-# no simulation shows.
+# Only little goes: checkpoints and chunks had taken nearly all that a compiler could forget. The step gets faster, too,
+# which no simulation shows. And the table has no formula here, as `estimate` knows none for checkpoints in a compiled
+# model.
 
 # %% [markdown]
 # ## In your own script

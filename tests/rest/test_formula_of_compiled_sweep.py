@@ -1,4 +1,4 @@
-"""The closed form of compiled steps against the simulation: families, formats, dropout, small and large vocabularies."""
+"""The closed form of compiled steps against the simulation: families, formats, dropout, vocabularies."""
 
 from itertools import product
 
@@ -11,7 +11,7 @@ from course_utils.measuring.simulated import availability
 pytestmark = pytest.mark.skipif(not availability()[0], reason="a GPU cannot be simulated here")
 
 BOUNDS = {"blocks": 0.001, "model": 0.02}
-"""As in tests/test_formula_of_compiled.py; 2 % for a model of one small block, where every tensor weighs more."""
+"""As in tests/test_formula_of_compiled.py; 2 % as one small block is among them: each tensor weighs more."""
 
 FORMATS = (("fp32", "efficient"), ("amp-bf16", "flash"), ("bf16", "flash"), ("bf16-master", "flash"))
 SMALL = [
