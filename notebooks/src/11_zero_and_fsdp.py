@@ -1,8 +1,8 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 75
-#     cpu_seconds: 45
+#     minutes: 85
+#     cpu_seconds: 30
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -12,7 +12,7 @@
 # %% [markdown]
 # # 11 · ZeRO and FSDP
 #
-# **75 minutes.** You should know data parallelism ([lesson 10](10_data_parallelism.ipynb)) and the 16 bytes per
+# **85 minutes.** You should know data parallelism ([lesson 10](10_data_parallelism.ipynb)) and the 16 bytes per
 # parameter of mixed-precision Adam ([lesson 03](03_mixed_precision.ipynb)). No GPU is needed: ranks are processes on
 # your computer, or simulated.
 #
@@ -262,7 +262,7 @@ print(f"Not yet: another number for groups of {wrong}." if wrong else "Right.")
 #
 # ### States on the host
 # `CPUOffloadPolicy` keeps the shards, their gradients and the moments in the host's memory. The optimizer steps on the
-# CPU. Each gather first copies this rank's shard over [PCIe](../docs/glossary.md#pcie).
+# CPU. Each gather first copies this rank's shard over PCIe.
 
 # %%
 from torch.distributed.fsdp import CPUOffloadPolicy
@@ -456,14 +456,11 @@ reveal("11.peak", rank.peak)
 rows = {"planned": plan, rank.word: rank.breakdown}
 share, least = sum(plan.values()) / rank.peak, 16 * psi_70 / 128 / rank.peak
 title = f"The plan finds {share:.0%} of the peak, and 16Ψ/D alone {least:.0%}"
-stack(rows, title, provenance=str(rank.provenance))
-
-# %%
-for kind, size in plan.items():
+for kind, size in (plan | {"temporaries": 0}).items():
     found = rank.breakdown[kind]
     print(f"{kind:16s} planned {size / 1e9:5.2f}, {rank.word} {found / 1e9:5.2f} GB")
-print(f"unplanned: temporaries {rank.breakdown['temporaries'] / 1e9:.2f} GB")
 print(f"the course's estimate of the peak: {estimate(llama).total / 1e9:.2f} GB")
+stack(rows, title, provenance=str(rank.provenance))
 
 # %% [markdown]
 # **The gap** has three causes. The block that goes backward has its activations again, and its own gradients, whole in
@@ -473,7 +470,7 @@ print(f"the course's estimate of the peak: {estimate(llama).total / 1e9:.2f} GB"
 # Of the peak, only the first three rows shrink with D. From some D on, more ranks hardly help:
 
 # %%
-for D in (8, 16, 32, 64, 128, 512):  # change this
+for D in (8, 16, 32, 64, 256, 512):  # change this
     peak = estimate(llama.replace(world_size=D)).total
     print(f"{D:3d} ranks: 16Ψ/D = {16 * psi_70 / D / 1e9:5.1f} GB, peak {peak / 1e9:5.1f} GB")
 
@@ -650,8 +647,8 @@ rows = {"compute": compute, "communicate": sent}
 time_axis(rows, memory, starts, title, xlabel=label, unit="MB", provenance=source)
 
 # %% [markdown]
-# Below: rank 0's shards, and all that is whole for a moment. In backward that is more: two blocks, and fp32 gradients.
-# In forward, every gather but the first hides. Now draw it for 512 tokens. Where does the GPU wait?
+# On top, gathers are dark and reduce-scatters light. Below: rank 0's shards, and all that is whole for a moment. In
+# backward that is more: two blocks, and fp32 gradients. In forward, every gather but the first hides. Now draw it for 512 tokens. Where does the GPU wait?
 
 # %% [markdown]
 # ## Try it
