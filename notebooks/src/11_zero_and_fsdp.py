@@ -2,7 +2,7 @@
 # jupyter:
 #   course:
 #     minutes: 85
-#     cpu_seconds: 30
+#     cpu_seconds: 25
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -279,8 +279,8 @@ print(f"gradients are on: {where}")
 
 # %% [markdown]
 # Nothing of the states is on the GPU, and yet the peak is not small: units still become whole there. (Compare with the
-# peaks of *fully_shard in twenty lines*. How much did offloading save?) The price is time: with D ranks, 4Ψ/D bytes go
-# up for each gather and 4Ψ/D bytes of gradients come down.
+# peaks of *fully_shard in twenty lines*. How much did offloading save?) The price is time. Each step
+# copies 4Ψ/D bytes up twice, for forward and for backward, and brings 4Ψ/D bytes of gradients down.
 
 # %% [markdown]
 # ## What does it send?
@@ -480,7 +480,7 @@ for D in (8, 16, 32, 64, 256, 512):  # change this
 #
 # ### Wrap the embedding and the head
 # The largest unit is the outermost, embedding and head: nobody wrapped them, so they stay whole from forward to the end
-# of backward. torchtitan wraps them, too
+# of backward. In the plan, that is 4.20 GB while blocks run. torchtitan wraps them, too
 # ([parallelize.py](https://github.com/pytorch/torchtitan/blob/main/torchtitan/models/llama3/parallelize.py)).
 #
 # **Your turn.** Here is a small model with many words. Return all modules that should be units of their own.
@@ -661,20 +661,16 @@ from course_utils.lessons.sharding.widget import shard_sliders
 shard_sliders("llama3-8b", ranks=8, stage=2, gpu="A100-40GB", seq_len=4096, loss_chunks=8)
 
 # %%
-from course_utils import gpu
-
-card = gpu("A100-40GB")  # change this
 options = {"recompute": "full", "loss_chunks": 8, "world_size": 64}
-small = TrainingRun("llama3-8b", 1, 4096, "bf16-master", **options)
-ranks = (2, 4, 8, 16, 32, 64, 128, 1024)
+small = TrainingRun("llama3-8b", 1, 4096, "bf16-master", **options)  # change this
 for stage in (1, 2, 3):
-    peaks = {D: estimate(small.replace(world_size=D, zero_stage=stage)).total for D in ranks}
-    enough = [D for D, peak in peaks.items() if peak <= card.room]
-    said = f"fits from {enough[0]} ranks on" if enough else "does not fit, even on 1,024 ranks"
-    print(f"PyTorch's stage {stage}: {said}; on 64 ranks it needs {peaks[64] / 1e9:.1f} GB")
+    at = {D: small.replace(world_size=D, zero_stage=stage) for D in (2, 4, 8, 16, 64, 1024)}
+    peaks = {D: round(estimate(run).total / 1e9, 1) for D, run in at.items()}
+    print(f"PyTorch's stage {stage}, GB by ranks: {peaks}")
 
 # %% [markdown]
-# (Predict the three lines for an "A100-80GB", then for an "RTX4080-16GB".)
+# The sliders name what a program gets of an A100's 40 GiB. Where does each line fall below it? (Predict the three lines
+# for 4 sequences per rank.)
 #
 # Why does no number of ranks help stage 1? That is PyTorch's stage 1, not ZeRO's. DDP's buckets hold the gradients once
 # more, and `ZeroRedundancyOptimizer` gives whole tensors to ranks: one of them has all moments of an embedding. Take
@@ -684,10 +680,9 @@ for stage in (1, 2, 3):
 stage_1 = small.replace(zero_stage=1)
 views = estimate(stage_1.replace(bucket_view=True))
 uneven, even = views["optimizer_states"], 12 * small.model.parameters // 64
-print(f"PyTorch's defaults {estimate(stage_1).total / 1e9:.1f} GB")
+print(f"PyTorch's defaults on 64 ranks {estimate(stage_1).total / 1e9:.1f} GB")
 print(f"gradients as views of the buckets {views.total / 1e9:.1f} GB")
 print(f"and even shares of the states {(views.total - uneven + even) / 1e9:.1f} GB")
-print(f"an {card.name} gives a program {card.room / 1e9:.1f} GB")
 
 # %% [markdown]
 # Megatron's [distributed
@@ -718,7 +713,8 @@ ways = {
     "stages 0 to 2 over 100 Gbit/s": tokens_to_hide(4, link=100e9 / 8),
     "stage 3 over 100 Gbit/s": tokens_to_hide(6, link=100e9 / 8),
 }
-ways["an H100, gradients in fp32, over 400 Gbit/s"] = tokens_to_hide(8, 989e12, 400e9 / 8)
+ways["H100s, gradients in fp32, over 400 Gbit/s"] = tokens_to_hide(8, 989e12, 400e9 / 8)
+ways["the same over NVLink"] = tokens_to_hide(8, 989e12, 450e9)
 for way, tokens in ways.items():
     print(f"{way:45s}{tokens:7,.0f} tokens")
 reveal("11.tokens", ways["stage 3 over NVLink"], unit="tokens")
@@ -728,11 +724,11 @@ reveal("11.tokens", ways["stage 3 over NVLink"], unit="tokens")
 #
 # $$\text{tokens} = \frac{\text{bytes per parameter}}{6} \cdot \frac{\text{FLOPs per second}}{\text{bytes per second}}$$
 #
-# The second line is FSDP2 as you ran it, and the last one is for the plan of Llama-3 70B, on H100s with a network of 400
-# Gbit/s per GPU. Its 8,192 tokens per rank cannot hide the sending, though recomputation adds a third of computing. HSDP
-# in groups of one machine would, but 16Ψ/8 is more than 80 GB. So the plan fits in memory and waits for the network. Real
-# trainings of this size also split the matrices within a machine ([lesson
-# 14](14_model_and_pipeline_parallelism.ipynb)): a larger group then shares each sequence.
+# The second line is FSDP2 as you ran it. The last two are for the plan of Llama-3 70B, on H100s with a network of 400
+# Gbit/s per GPU. Recomputation adds a third of computing, so three quarters of these tokens are enough, but 8,192 are
+# not: the plan fits in memory and waits for the network. HSDP in groups of one machine would gather over NVLink,
+# where 8,192 tokens are plenty. But 16Ψ/8 is more than 80 GB. So real trainings of this size also split each matrix
+# within a machine ([lesson 14](14_model_and_pipeline_parallelism.ipynb)).
 #
 # On a real cluster, small shards also cost latency. And FSDP2 gathers again for each
 # [micro-batch](../docs/glossary.md#micro-batch-and-global-batch), so stage 3 sends at least 2Ψ for each.
@@ -770,7 +766,7 @@ quiz(11)
 # ## In your own script
 # Shard a model with FSDP2 and gather it in bf16. The model is made on torch's *meta* device and gets its bytes after
 # sharding, so it may be larger than a GPU. `torchrun` starts this script on any number of GPUs or CPUs. Without
-# `torchrun`, it runs as one process.
+# `torchrun`, it runs as one process. (`torch.nn.utils.clip_grad_norm_` works on shards, too: before `step`.)
 
 # %%
 import torch
@@ -802,6 +798,6 @@ dist.destroy_process_group()
 # **Breaks when** activations or one huge unit set the peak, or a link is too slow for few tokens.
 #
 # **Cheat-sheet line** stage 1: 4Ψ + 12Ψ/D · stage 2: 2Ψ + 14Ψ/D · stage 3: 16Ψ/D bytes, for 2Ψ, 2Ψ, 3Ψ numbers sent
-# (PyTorch's stage 1: 3Ψ) · peak at stage 3: + outer unit + 2 blocks in 16-bit + 1 block in fp32.
+# (PyTorch's stage 1: 3Ψ) · HSDP in groups of S: 16Ψ/S · peak at stage 3: + outer unit + 2 blocks in 16-bit + 1 block in fp32.
 #
 # Now solve the [exercises of this lesson](../exercises/11_zero_and_fsdp.ipynb).
