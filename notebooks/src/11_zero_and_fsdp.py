@@ -769,18 +769,17 @@ quiz(11)
 # `torchrun`, it runs as one process. (`torch.nn.utils.clip_grad_norm_` works on shards, too: before `step`.)
 
 # %%
+import os
 import torch
 from torch import distributed as dist, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 device = f"cuda:{dist.get_node_local_rank(0)}" if torch.cuda.is_available() else "cpu"
-started = dist.is_torchelastic_launched()
-alone = {} if started else {"rank": 0, "world_size": 1, "store": dist.HashStore()}
+alone = {} if "RANK" in os.environ else {"rank": 0, "world_size": 1, "store": dist.HashStore()}
 dist.init_process_group("gloo" if device == "cpu" else "nccl", **alone)
 model = nn.Sequential(*[nn.Linear(64, 64, device="meta") for _ in range(4)])  # yours, on "meta"
-policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 for module in (*model, model):  # each layer is a unit, and so is what remains
-    fully_shard(module, mp_policy=policy)
+    fully_shard(module, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
 model.to_empty(device=device)  # allocates the shards alone
 torch.manual_seed(dist.get_rank())  # each rank draws the numbers of its own rows
 for weight in model.parameters():
