@@ -12,7 +12,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from course_utils.gpus import gpu
-from course_utils.lessons.sharding.zero import gpt_of_six_blocks
 from course_utils.lessons.will_it_fit.detective import broken_runs
 from course_utils.measurement import Measurement
 from course_utils.measuring.files import FOLDER, thinned
@@ -51,11 +50,10 @@ def _runs() -> Iterator[TrainingRun]:
     # 08: 100 sequences per step, cut into micro-batches, and 4 sequences alone
     gpt2 = TrainingRun("gpt2", 4, 1024)
     yield from (gpt2, *(gpt2.replace(micro_batch=b, accumulation_steps=100 // b) for b in (1, 4, 20, 100)))
-    # 11: FSDP2 as rank 0 of 64
+    # 11: FSDP2 as rank 0 of 128
     yield TrainingRun(
-        "llama3-8b", 1, 4096, "bf16-master", recompute="full", world_size=64, zero_stage=3, loss_chunks=8
+        "llama3-70b", 1, 8192, "bf16-master", recompute="full", world_size=128, zero_stage=3, loss_chunks=16
     )
-    yield gpt_of_six_blocks(ranks=64)
     # 16: all weights trained, LoRA, and a small QLoRA step
     gpt2 = TrainingRun("gpt2", 4, 512)
     everywhere = ("attention", "mlp")

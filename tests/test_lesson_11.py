@@ -13,12 +13,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import vector_to_parameters
 
-from course_utils import TrainingRun, gpu
 from course_utils.lessons.sharding.check_ranks import padded
 from course_utils.lessons.sharding.checks import PROGRAM, RANKS
 from course_utils.lessons.sharding.sent import SentBytes
 from course_utils.lessons.sharding.widget import shard_sliders
-from course_utils.lessons.sharding.zero import formula, tokens_to_hide
 from course_utils.lessons.shared.on_ranks import outcomes, pretended
 
 
@@ -184,20 +182,6 @@ class TestAnswers(JudgedAnswers):
 
 # --------------------------------------------------------------------------------------------------
 # The lesson's own code
-def test_the_formula_is_that_of_mixed_precision_adam() -> None:
-    run = TrainingRun("gpt2", 1, 64, "bf16-master", world_size=4, zero_stage=2)
-    N = run.model.parameters
-    assert formula(run) == {"parameters": 2 * N, "gradients": 2 * N // 4, "optimizer_states": 12 * N // 4}
-
-
-def test_hiding_takes_as_long_as_it_computes() -> None:
-    rates = gpu("A100-80GB").rates
-    N = 7e9
-    assert rates is not None
-    tokens = tokens_to_hide(6, rates.tensor, rates.link)
-    assert 6 * N * tokens / rates.tensor == pytest.approx(6 * N / rates.link)
-
-
 def test_sliders_follow_ranks_and_stage() -> None:
     sliders = shard_sliders("llama3-8b", ranks=8, stage=2, gpu="A100-40GB", seq_len=4096)
     assert "Fits an A100-40GB" in sliders.message

@@ -3,11 +3,11 @@
 from typing import Any
 
 from ... import TrainingRun, format_bytes
+from ...estimating.published import zero_sharded_state_bytes
 from ...interactive.html_bars import Picture, stacked_bars
 from ...interactive.widgets import RunSliders, code_html, verdict_html
 from ...model_files import model_config
 from ...palette import number, segments_of, told_name
-from .zero import formula
 
 
 class ShardSliders(RunSliders):
@@ -51,7 +51,7 @@ class ShardSliders(RunSliders):
         run = self.run
         card = self.gpu
         peak = self.breakdown
-        states = formula(run)
+        states = zero_sharded_state_bytes(run.model.parameters, run.zero_stage, run.world_size)
         stage = run.zero_stage
         left, whole = (format_bytes(size, "GB", 1) for size in (sum(states.values()), peak.total))
         ranks = number(run.world_size)
