@@ -1,11 +1,13 @@
 """The contract that every committed notebook keeps."""
 
 from pathlib import Path
+from statistics import mean
 
 import pytest
 from contract import code_cells, faults
 
 from course_utils.authoring.build import ROOT, committed_notebooks
+from course_utils.interactive.course_files import LESSON_SECONDS, budget
 from course_utils.interactive.notebook_runs import read_notebook
 
 LESSONS = committed_notebooks(ROOT, "notebooks")
@@ -20,6 +22,10 @@ def name(path: Path) -> str:
 @pytest.mark.parametrize("path", LESSONS + SOLUTIONS, ids=name)
 def test_notebook_keeps_the_contract(path: Path) -> None:
     assert faults(read_notebook(path), path) == []
+
+
+def test_lessons_may_take_25_cpu_seconds_on_average() -> None:
+    assert mean(budget(path) for path in LESSONS) <= LESSON_SECONDS == 25
 
 
 @pytest.mark.parametrize("path", EXERCISES, ids=name)

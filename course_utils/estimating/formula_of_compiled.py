@@ -167,7 +167,8 @@ def second_half(run: TrainingRun, x: Letters) -> list[Row]:
         gate = product(run, x, "gate", w, {"input": x.H}, x.H, S + x.H + R)
         up = [*gate, *product(run, x, "up", w, {"up": x.F}, x.H, S + x.H + R)]
     held = 0 if arrives else waits
-    if run.model.mlp == "gelu" and not casts(run, x):  # then the input's gradient is made first
+    reads_stream = run.compile == "model" or not D
+    if run.model.mlp == "gelu" and reads_stream:  # then the input's gradient is made first
         down = [Row("down", {"input": x.F}, D + x.F, S + x.F, w, copy=copy)]
         return [norm2, *up, between, *down, Row("MLP, dropout", mask(run, x), 0, S)]
     down = [

@@ -6,7 +6,7 @@ random states a simulated kernel puts in the wrong place.
 
 from collections.abc import Callable
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -149,11 +149,6 @@ SCRATCH: dict[Any, Callable[..., Scratch]] = {
 }
 """What CUDA kernels take while they run, by their arguments; paths are in torch's aten/src/ATen/native."""
 
-SPECIAL = frozenset(
-    {*LIES_OTHERWISE, *NOT_EXPANDED, *WITH_CUBLAS, *ON_THE_HOST, CUDNN, *SCRATCH, *SUMS, *CONVOLUTIONS}
-)
-"""For most operators one look is enough."""
-
 
 def taken_before(func: Any, args: Any, workspaces: Workspaces | None) -> Taken:
     """Copies and scratch that an operator's kernel takes before it begins, and frees when it is done."""
@@ -281,6 +276,29 @@ OWN_SCRATCH: dict[Any, Callable[..., Own]] = {
 
 WITH_OWN_SCRATCH = frozenset({*OWN_SCRATCH, *SUMS, aten.embedding_dense_backward.default})
 """Operators that `own_scratch` knows."""
+
+
+PRODUCTS = frozenset({aten.mm.default, aten.bmm.default})
+"""Operators to whose result `linear` and attention add a bias or a mask: in place, unless a mode watches."""
+
+
+class Special(NamedTuple):
+    """What else there is to ask about an operator."""
+
+    product: bool
+    own_scratch: bool
+    convolution: bool
+    cublas: bool
+
+
+SPECIAL = {
+    func: Special(func in PRODUCTS, func in WITH_OWN_SCRATCH, func in CONVOLUTIONS, func in WITH_CUBLAS)
+    for func in (
+        *LIES_OTHERWISE, *NOT_EXPANDED, *WITH_CUBLAS, *ON_THE_HOST, CUDNN, *SCRATCH, *WITH_OWN_SCRATCH,
+        *CONVOLUTIONS,
+    )
+}  # fmt: skip
+"""For most operators one look is enough. Each look asks torch for the operator's hash, which is a call."""
 
 
 def own_scratch(func: Any, args: Any, card: Gpu | None) -> Own:

@@ -33,19 +33,7 @@ from ..pace import Work
 from ..units import round_up
 from . import convolutions
 from .call_site import Place, calling_instruction, calling_place, described
-from .convolutions import CONVOLUTIONS
-from .cuda_kernels import (
-    SPECIAL,
-    SUMS,
-    WITH_BIAS,
-    WITH_CUBLAS,
-    WITH_OWN_SCRATCH,
-    Own,
-    Taken,
-    not_on_the_gpu,
-    own_scratch,
-    taken_before,
-)
+from .cuda_kernels import SPECIAL, SUMS, WITH_BIAS, Own, Taken, not_on_the_gpu, own_scratch, taken_before
 from .fake_mode import ASK_DEVICE, device_of
 from .generated_code import is_generated, origin
 from .patching import FOLLOWED, ONE_AT_A_TIME, UnlessCompiling, check_layout, on_this_thread
@@ -56,9 +44,6 @@ newest_node: Any = getattr(torch.autograd, "_get_sequence_nr", None)  # a torch 
 
 INTO_A_COPY = frozenset({aten.add.Tensor, aten.index_put.default, aten.scatter.src, aten.index_add.default})
 """Operators that autograd does in place; where a dispatch mode watches, it copies the first argument."""
-
-PRODUCTS = frozenset({aten.mm.default, aten.bmm.default})
-"""Operators to whose result `linear` and attention add a bias or a mask: in place, unless a mode watches."""
 
 MADE = "line and module that made it"
 """The name under which a node that backward made keeps where that was: its number may be another's, too."""
@@ -182,7 +167,7 @@ class Tracker(TorchDispatchMode):
         self._notice_place()
         # As a kernel does it: copies and scratch first, then its results, then what the backward of attention
         # takes for itself; in the end all but the results is free again.
-        special = func in SPECIAL
+        special = SPECIAL[func] if func in SPECIAL else None  # noqa: SIM401  `get` would be one call more
         taken = taken_before(func, args, self._workspaces) if special and self.device == "cuda" else []
         inside = self._note_scratch(func, taken) if taken and _device(args[0]) == "cuda" else []
         try:
@@ -199,14 +184,14 @@ class Tracker(TorchDispatchMode):
             newest = self._see(tensor, func) or newest
         if newest is not None:
             self._recognize(func, args, newest)
-        if special and func in PRODUCTS:
+        if special and special.product:
             self._product = newest, calling_instruction()
-        if special and func in WITH_OWN_SCRATCH and self.device == _device(args[0]) == "cuda":
+        if special and special.own_scratch and self.device == _device(args[0]) == "cuda":
             summed = tuple(args[0].shape) if func in SUMS else ()
             inside += self._note_own_scratch(func, own_scratch(func, args, self._card), summed)
-        if special and func in CONVOLUTIONS and _device(args[0]) == "cuda":
+        if special and special.convolution and _device(args[0]) == "cuda":
             self._convolutions.note(func, args, out)
-        if special and self._workspaces and func in WITH_CUBLAS and _device(args[0]) == self.device:
+        if special and special.cublas and self._workspaces and _device(args[0]) == self.device:
             self._note_workspaces(func, self._workspaces)
         if inside:
             self.events += [(-one.bytes, one) for one in inside]

@@ -2,7 +2,7 @@
 # jupyter:
 #   course:
 #     minutes: 85
-#     cpu_seconds: 25
+#     cpu_seconds: 20
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python

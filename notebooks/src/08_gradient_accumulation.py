@@ -2,7 +2,7 @@
 # jupyter:
 #   course:
 #     minutes: 60
-#     cpu_seconds: 35
+#     cpu_seconds: 20
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -556,7 +556,22 @@ for k in (1, 2, 4, 8, 16, 32):  # change this
 # micro-batches of 4, the step fits even with fp32 gradients, so take them. Each further cut saves less, because the
 # states remain. A GPU has taken the steps of 8 × 4 in bf16: see [all recorded runs](../docs/gpu_results.md).
 #
-# <details><summary>Does it fit a card of 24 GB, if you cut further?</summary>
+# **Predict**: does it fit a card of 24 GB, if you cut further? Choose another GPU, and cut as you like:
+
+# %%
+from course_utils.interactive.widgets import run_sliders
+
+run_sliders(
+    "gpt2-xl",
+    gpu="RTX5090-32GB",
+    micro_batch=4,
+    accumulation_steps=8,
+    precision="bf16-master-fp32grad",
+    recompute="full",
+)
+
+# %% [markdown]
+# <details><summary>An answer</summary>
 #
 # 24 GiB are 25.8 GB. The driver and CUDA's context take some of it, and even single sequences with bf16 gradients need
 # 25.4. So no. One way out is other states, such as 8-bit Adam's ([lesson 02](02_adam.ipynb)).

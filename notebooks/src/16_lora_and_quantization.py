@@ -2,7 +2,7 @@
 # jupyter:
 #   course:
 #     minutes: 90
-#     cpu_seconds: 40
+#     cpu_seconds: 35
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python

@@ -2,7 +2,7 @@
 # jupyter:
 #   course:
 #     minutes: 60
-#     cpu_seconds: 45
+#     cpu_seconds: 40
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
