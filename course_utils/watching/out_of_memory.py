@@ -18,7 +18,7 @@ from textwrap import fill, indent
 from ..units import GiB, MiB, TiB, aligned, binary, parse_bytes, percent
 
 TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-SIZE = r"([0-9]+(?:\.[0-9]+)? (?:[KMG]i?)?B)"
+SIZE = r"([0-9]+(?:\.[0-9]+)? (?:[KMGT]i?)?B)"
 HEADER = "Traceback (most recent call last)"
 INNERMOST = 7
 """Lines in which loss and attention are looked for: further out their words are names of variables."""
@@ -270,8 +270,10 @@ def diagnose(failure: OutOfMemory) -> Diagnosis:
         if found:
             return Diagnosis(failure, (*found.causes, "driver"), found.because, found.line)
     if kind_causes:
-        return Diagnosis(failure, tuple(kind_causes), f'the words "{failure.words}"', failure.at)
-    return _by_numbers(failure) or _by_whole(failure) or _by_lines(failure)
+        shape = ["shape"] if failure.sizes.get("requested", 0) >= TiB else []
+        return Diagnosis(failure, (*shape, *kind_causes), f'the words "{failure.words}"', failure.at)
+    by_traceback = _by_whole(failure) or _by_evaluation(failure)
+    return _by_numbers(failure) or by_traceback or _by_lines(failure)
 
 
 def _by_numbers(failure: OutOfMemory) -> Diagnosis | None:
@@ -284,7 +286,9 @@ def _by_numbers(failure: OutOfMemory) -> Diagnosis | None:
     others, cached = size["others"], size["cached"]
     rest = failure.parts.get("rest", 0)
     near, line, number = _phase(failure, ("loss", "attention"))
-    named = (near,) if near else ()
+    told = _by_whole(failure) or _by_evaluation(failure)
+    if near and not told:
+        told = Diagnosis(failure, (near,), f'the traceback says "{line}"', number)
 
     def found(causes: tuple[str, ...], because: str) -> Diagnosis:
         return Diagnosis(failure, causes, because, failure.at)
@@ -292,19 +296,21 @@ def _by_numbers(failure: OutOfMemory) -> Diagnosis | None:
     if "allowed" in size and requested <= free:
         return found(("allowed",), f'the words "{binary(size["allowed"])} allowed"')
     if requested >= (total or TiB):
-        return found(("shape", *named), f"one request was for {binary(requested)}")
+        return found(("shape", near) if near else ("shape",), f"one request was for {binary(requested)}")
     if "free" not in size and "allocated" in size:  # as Intel's cards say it
         free = total - size["allocated"] - cached
     if 0 < requested <= free and free > SOME * total > 0:
         crowd = ("others",) if others > LARGE * total else ()
         return found(("refused", *crowd), f"{binary(requested)} were refused and {binary(free)} were unused")
     if others > LARGE * total > 0 and requested <= free + others:
-        return found(("others",), "the message lists them")
+        besides = (told.cause,) if told and told.cause != near else ()
+        return found(("others", *besides), "the message lists them")
     if cached > SOME * total > 0 and requested <= free + cached:
-        if near and requested > LARGE * total:
-            return Diagnosis(failure, (near, "fragmented"), f'the traceback says "{line}"', number)
+        if told and (requested > LARGE * total or told.cause != near):
+            return Diagnosis(failure, (told.cause, "fragmented"), told.because, told.line)
+        causes = ("fragmented", told.cause) if told else ("fragmented",)
         because = "torch returns every completely free segment before it raises this error"
-        return found(("fragmented",), because)
+        return found(causes, because)
     if rest > LARGE * total + GiB and requested <= free + rest:
         return found(("outside",), "the numbers in the message do not explain that much")
     return None
@@ -319,21 +325,30 @@ def _by_whole(failure: OutOfMemory) -> Diagnosis | None:
     return None
 
 
+def _by_evaluation(failure: OutOfMemory) -> Diagnosis | None:
+    """The causes if the traceback is one of an evaluation; None if it is not."""
+    log = TEXTS["log"]
+    evaluates, number = _innermost(failure, log["evaluates"])
+    if not evaluates:
+        return None
+    collects, at = _innermost(failure, log["collects"])
+    if collects:
+        return Diagnosis(failure, ("collected",), f'the traceback says "{collects}"', at)
+    if _phase(failure, ("loss", "attention"), tuple(TEXTS["phases"]))[0] not in (
+        "loss",
+        "attention",
+        "forward",
+    ):
+        return None
+    by_library = _innermost(failure, log["trainer"])[0]
+    causes = ("collected", "evaluation") if by_library else ("evaluation", "collected")
+    return Diagnosis(failure, causes, f'the traceback says "{evaluates}"', number)
+
+
 def _by_lines(failure: OutOfMemory) -> Diagnosis:
     """The causes that the log and the traceback show, and what shows them; "full" if they do not."""
-    log = TEXTS["log"]
     phase, line, number = _phase(failure, ("loss", "attention"), tuple(TEXTS["phases"]))
     says = f'the traceback says "{line}"' if line else "the paste does not say when it happened"
-    evaluates, where = _innermost(failure, log["evaluates"])
-    if evaluates:
-        collects, at = _innermost(failure, log["collects"])
-        if collects:
-            return Diagnosis(failure, ("collected",), f'the traceback says "{collects}"', at)
-        if phase in ("loss", "attention", "forward"):
-            causes = ("evaluation", "collected")
-            if _innermost(failure, log["trainer"])[0]:
-                causes = ("collected", "evaluation")
-            return Diagnosis(failure, causes, f'the traceback says "{evaluates}"', where)
     if failure.step and phase not in ("states", "load"):
         causes = ("grew", phase) if phase in ("loss", "attention") else ("grew",)
         because = f'the log had already reached "{failure.step}"'
@@ -385,7 +400,8 @@ def _full(failure: OutOfMemory, cause: str) -> str:
     whole = sum(parts.values())
     if not whole:
         gpu = "The GPU's memory. The message does not say who held it."
-        return f"  {TEXTS['where'].get(cause, gpu)}{asked}"
+        where = TEXTS["where"]
+        return f"  {where.get(failure.kind) or where.get(cause, gpu)}{asked}"
     total = failure.sizes["total"]
     bar = ""
     rows = []
