@@ -385,7 +385,8 @@ def _phase(failure: OutOfMemory, near: tuple[str, ...], far: tuple[str, ...] = (
     for names, first in ((near, max(0, count - INNERMOST)), (tuple(n for n in far if n not in near), 0)):
         for place, name in product(reversed(range(first, count)), names):
             line = failure.lines[place]
-            if re.search(TEXTS["phases"][name], line):
+            within = failure.lines[max(0, place - 1)] + line
+            if re.search(TEXTS["phases"][name], line) and not re.search(TEXTS["log"]["shared"], within):
                 moment = "backward" if recomputes and name == "forward" else name
                 return moment, _short(line), failure.numbers[place] if failure.numbers else 0
     return "", "", 0
