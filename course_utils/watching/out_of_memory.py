@@ -20,8 +20,9 @@ from ..units import GiB, MiB, TiB, aligned, binary, parse_bytes, percent
 TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 SIZE = r"([0-9]+(?:\.[0-9]+)? (?:[KMGT]i?)?B)"
 HEADER = "Traceback (most recent call last)"
+NEAR = ("loss", "attention")
 INNERMOST = 7
-"""Lines in which loss and attention are looked for: further out their words are names of variables."""
+"""Lines in which these are looked for: further out their words are names of variables."""
 
 # Shares of a card that must be exceeded: HUGE by a tensor in forward; LARGE by other tensors, by other
 # processes, and by what is outside torch; SOME by what is reserved.
@@ -29,7 +30,7 @@ HUGE = 0.25
 LARGE = 0.1
 SOME = 0.05
 
-
+FAR = tuple(name for name in TEXTS["phases"] if name not in NEAR)
 WINDOW = 4 * MiB
 OVERLAP = MiB
 """Bytes of a log that are read at once, from its end, and how far such windows overlap."""
@@ -285,7 +286,7 @@ def _by_numbers(failure: OutOfMemory) -> Diagnosis | None:
     total, free, requested = (size.get(name, 0) for name in ("total", "free", "requested"))
     others, cached = size["others"], size["cached"]
     rest = failure.parts.get("rest", 0)
-    near, line, number = _phase(failure, ("loss", "attention"))
+    near, line, number = _phase(failure)
     told = _by_whole(failure) or _by_evaluation(failure)
     if near and not told:
         told = Diagnosis(failure, (near,), f'the traceback says "{line}"', number)
@@ -334,11 +335,7 @@ def _by_evaluation(failure: OutOfMemory) -> Diagnosis | None:
     collects, at = _innermost(failure, log["collects"])
     if collects:
         return Diagnosis(failure, ("collected",), f'the traceback says "{collects}"', at)
-    if _phase(failure, ("loss", "attention"), tuple(TEXTS["phases"]))[0] not in (
-        "loss",
-        "attention",
-        "forward",
-    ):
+    if _phase(failure, FAR)[0] not in (*NEAR, "forward"):
         return None
     by_library = _innermost(failure, log["trainer"])[0]
     causes = ("collected", "evaluation") if by_library else ("evaluation", "collected")
@@ -347,10 +344,10 @@ def _by_evaluation(failure: OutOfMemory) -> Diagnosis | None:
 
 def _by_lines(failure: OutOfMemory) -> Diagnosis:
     """The causes that the log and the traceback show, and what shows them; "full" if they do not."""
-    phase, line, number = _phase(failure, ("loss", "attention"), tuple(TEXTS["phases"]))
+    phase, line, number = _phase(failure, FAR)
     says = f'the traceback says "{line}"' if line else "the paste does not say when it happened"
     if failure.step and phase not in ("states", "load"):
-        causes = ("grew", phase) if phase in ("loss", "attention") else ("grew",)
+        causes = ("grew", phase) if phase in NEAR else ("grew",)
         because = f'the log had already reached "{failure.step}"'
         return Diagnosis(failure, causes, because, failure.step_at)
     total, requested = (failure.sizes.get(name, 0) for name in ("total", "requested"))
@@ -375,14 +372,14 @@ def _short(line: str) -> str:
     return re.sub(r'File ".*?([^/\\"]+)"', r"\1", line)
 
 
-def _phase(failure: OutOfMemory, near: tuple[str, ...], far: tuple[str, ...] = ()) -> tuple[str, str, int]:
+def _phase(failure: OutOfMemory, far: tuple[str, ...] = ()) -> tuple[str, str, int]:
     """The moment that the innermost telling line of a traceback names, that line and its number; else "".
 
-    The moments in `near` are looked for in the innermost lines alone, those in `far` in all.
+    `NEAR` moments are looked for in the innermost lines alone, those in `far` in all.
     """
     count = len(failure.lines)
     recomputes = any("run_backward" in line for line in failure.lines)
-    for names, first in ((near, max(0, count - INNERMOST)), (tuple(n for n in far if n not in near), 0)):
+    for names, first in ((NEAR, max(0, count - INNERMOST)), (far, 0)):
         for place, name in product(reversed(range(first, count)), names):
             line = failure.lines[place]
             within = failure.lines[max(0, place - 1)] + line
