@@ -450,7 +450,7 @@ def _print_each(names: list[str]) -> None:
         raise ValueError(f"{', '.join(refusals)}: {next(iter(refusals.values()))}")
     print("\n\n".join(f"{name}\n{'=' * len(name)}\n\n{answer}" for name, answer in answers.items()))
     if refusals:
-        print(f"\nNo message of PyTorch in {', '.join(refusals)}.")
+        print(f"\nNo message in {', '.join(refusals)}.")
 
 
 def _are_files(arguments: list[str]) -> bool:
