@@ -3,15 +3,26 @@
 import io
 import re
 import sys
+import tomllib
 import traceback
 from argparse import ArgumentParser
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from course_utils.units import GiB, MiB
-from course_utils.watching.out_of_memory import TEXTS, Diagnosis, OutOfMemory, diagnose, options, parse, run
+from course_utils.watching.out_of_memory import (
+    TEXTS,
+    Diagnosis,
+    OutOfMemory,
+    diagnose,
+    options,
+    parse,
+    parse_log,
+    run,
+)
 
 ADVICE = (
     " If reserved but unallocated memory is large"
@@ -194,13 +205,30 @@ CAUSES = {
 }
 
 
-@pytest.mark.parametrize("cause, text", [(cause, text) for cause, texts in CAUSES.items() for text in texts])
+MESSAGES = tomllib.loads(Path(__file__).with_name("out_of_memory_messages.toml").read_text("utf-8"))[
+    "message"
+]
+REPLIES = [(message["causes"][0], message["text"]) for message in MESSAGES]
+MADE = [(cause, text) for cause, texts in CAUSES.items() for text in texts]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message["thread"])
+def test_messages_of_people_get_their_causes_from_the_right_line_and_as_surely_as_that_allows(message):
+    found = diagnose(parse_log(message["text"].encode()))
+    assert list(found.causes) == message["causes"], found.because
+    assert message["line"] in message["text"].split("\n")[found.line - 1]
+    assert found.sure == message["sure"]
+
+
+@pytest.mark.parametrize("cause, text", MADE + REPLIES)
 def test_the_cause_is_that_of_the_message(cause, text):
     found = diagnose(parse(text))
     assert found.cause == cause, found.because
     told = str(found)
     assert re.search(
-        r"What was full\n  \S.*\n\nLikely cause\n  \S.*\n\nThree changes\n  1\. \S", told, re.DOTALL
+        r"What was full\n  \S.*\n\n(?:Likely c|Possible c|C)auses?\n  \S.*\n\nThree changes\n  1\. \S",
+        told,
+        re.DOTALL,
     )
     assert len(re.findall(r"^  [123]\. \S.*  lesson \d\d: \S", told, re.MULTILINE)) == 3
     assert "{" not in told and max(map(len, told.splitlines())) <= 120
@@ -228,7 +256,8 @@ def test_shares_of_the_card_decide():
 
 
 def test_every_cause_is_tried_and_every_change_is_some_cause_s():
-    assert CAUSES.keys() == TEXTS["causes"].keys()
+    tried = CAUSES.keys() | {cause for message in MESSAGES for cause in message["causes"]}
+    assert tried == TEXTS["causes"].keys()
     used = [change for cause in TEXTS["causes"].values() for change in cause["changes"]]
     assert set(used) == TEXTS["changes"].keys()
     assert all(len(set(cause["changes"])) == 3 for cause in TEXTS["causes"].values())
@@ -254,12 +283,24 @@ def test_ranks_are_told_apart_and_a_message_outranks_the_kill_that_followed():
 
 
 def test_colours_rich_boxes_utf16_and_paths_of_windows_are_no_matter():
-    boxed = "\x1b[31m│ " + NEW.replace(" memory. ", " memory.  │\n│ ") + " │\x1b[0m"
+    boxed = "\x1b[K\x1b[31m│ " + NEW.replace(" memory. ", " memory.  │\n│ ") + " │\x1b[0m"
     assert parse(boxed).sizes == parse(NEW).sizes
     assert parse(NEW.encode("utf-16-le").decode("latin-1")).sizes == parse(NEW).sizes
     windows = STATES.replace("/home/me/train.py", r"C:\work\my model.py").replace("/env/lib", r"C:\env\lib")
     assert str(diagnose(parse(windows))).endswith("watch my model.py")
     assert '"mps"' in str(diagnose(parse(APPLE))) and '"cuda"' in str(diagnose(parse(OLD)))
+
+
+def test_a_message_counts_wherever_it_is_in_a_long_log_but_not_before_a_better_one():
+    line = b"step 3 loss 0.27\n"
+    long = line * (6 * MiB // len(line))
+    found = diagnose(parse_log(b"\n" + STATES.encode() + b"\n" + long + b"Killed\n"))
+    assert (
+        found.cause == "states" and found.line == 1 + STATES[: STATES.index('state["exp_avg')].count("\n") + 1
+    )
+    assert diagnose(parse_log(long + b"Killed\n" + long)).causes == ("host", "signal")
+    split = b"." * (9 * MiB - 60) + b"\n" + NEW.encode() + b"\n" + b"." * (4 * MiB - len(NEW) + 30)
+    assert parse_log(split).sizes == parse(NEW).sizes  # where two windows meet
 
 
 # What is no message
@@ -269,6 +310,8 @@ def test_colours_rich_boxes_utf16_and_paths_of_windows_are_no_matter():
     "text, said",
     [
         ("RuntimeError: mat1 and mat2 shapes cannot be multiplied", "No out-of-memory message found"),
+        ("Killed three epochs early: the loss was flat", "No out-of-memory message found"),
+        ("exitcode  : 1 (pid: 4711)", "No out-of-memory message found"),
         (
             "ResourceExhaustedError: OOM when allocating tensor with shape[64,1024]",
             "Only messages of PyTorch",
@@ -337,10 +380,19 @@ def answered(*arguments: str) -> int:
 def test_it_reads_a_log_words_and_what_is_pasted(tmp_path, monkeypatch, capsys):
     log = tmp_path / "my Läufe.log"
     log.write_bytes(b"\xff loss 3\n" + STATES.encode())
-    expected = str(diagnose(parse(STATES))) + "\n"
+    expected = str(diagnose(parse("loss 3\n" + STATES))) + "\n"
     assert answered(str(log)) == 0 and capsys.readouterr().out == expected
     assert answered("--", *OLD.split()) == 0 and "14.56 GiB" in capsys.readouterr().out
     assert answered(OLD) == 0 and "14.56 GiB" in capsys.readouterr().out
+    other = tmp_path / "rank1.log"
+    other.write_text("all is well\n")
+    assert answered(str(other), str(log)) == 0
+    assert expected in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"rank1\.log, .*rank1\.log: No out-of-memory"):
+        answered(str(other), str(other).replace("rank1", "./rank1"))
+    for missing in ("rank2.log", "rank2"):
+        with pytest.raises(ValueError, match=f"There is no file '{missing}'"):
+            answered(str(log), missing)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(log.read_bytes())))
     assert answered() == 0
     printed = capsys.readouterr()

@@ -15,18 +15,28 @@ from itertools import product, takewhile
 from pathlib import Path
 from textwrap import fill, indent
 
-from ..units import GiB, MiB, aligned, binary, parse_bytes, percent
+from ..units import GiB, MiB, TiB, aligned, binary, parse_bytes, percent
 
 TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-SIZE = r"([0-9]+(?:\.[0-9]+)? (?:[KMG]i?)?B)"
+SIZE = r"([0-9]+(?:\.[0-9]+)? (?:[KMGT]i?)?B)"
+HEADER = "Traceback (most recent call last)"
+NEAR = ("loss", "attention")
 INNERMOST = 7
-"""Lines in which loss and attention are looked for: further out their words are names of variables."""
+"""Lines in which these are looked for: further out their words are names of variables."""
 
 # Shares of a card that must be exceeded: HUGE by a tensor in forward; LARGE by other tensors, by other
 # processes, and by what is outside torch; SOME by what is reserved.
 HUGE = 0.25
 LARGE = 0.1
 SOME = 0.05
+
+FAR = tuple(name for name in TEXTS["phases"] if name not in NEAR)
+WINDOW = 4 * MiB
+OVERLAP = MiB
+"""Bytes of a log that are read at once, from its end, and how far such windows overlap."""
+
+UNSURE = ("killed", "retried")
+"""Kinds of messages that often follow a better one."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +45,8 @@ class OutOfMemory:
 
     `sizes` are bytes: `requested`, `total`, `free`, `allocated` and `allowed` if it names them, `cached`
     (reserved but unallocated), `pools` and `others` (of other processes) always. `lines` are the traceback's;
-    `step` is how the log counts its last step if that is at least the third.
+    `step` is how the log counts its last step if that is at least the third. `at`, `numbers` and `step_at`
+    are the numbers of these lines in the log, 0 or missing if there is no log.
     """
 
     kind: str
@@ -43,6 +54,9 @@ class OutOfMemory:
     sizes: dict[str, int]
     lines: tuple[str, ...] = ()
     step: str = ""
+    at: int = 0
+    numbers: tuple[int, ...] = ()
+    step_at: int = 0
 
     @property
     def parts(self) -> dict[str, int]:
@@ -62,31 +76,53 @@ class OutOfMemory:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The likely cause of a failure, by its name in out_of_memory.toml, and what led to it. Prints itself."""
+    """The likely causes of a failure, by name in out_of_memory.toml, the likeliest first. Prints itself.
+
+    `because` is what led to them, and `line` the number of the line that they were read from (0 if unknown).
+    """
 
     failure: OutOfMemory
-    cause: str
+    causes: tuple[str, ...]
     because: str
+    line: int = 0
+
+    @property
+    def cause(self) -> str:
+        """The likeliest cause."""
+        return self.causes[0]
+
+    @property
+    def sure(self) -> str:
+        """Say "certain" if the message names the cause, "possible" if others fit as well, else "likely"."""
+        if len(self.causes) > 1:
+            return "possible"
+        return TEXTS["causes"][self.cause].get("sure", "likely")
 
     @property
     def changes(self) -> list[tuple[str, str]]:
-        """Three changes, each with its lesson: "06: Recomputation"."""
-        device = '"mps"' if "MPS" in self.failure.words else '"cuda"'
+        """Three changes, each with its lesson: "06: Recomputation". Two causes take turns."""
+        words = self.failure.words
+        device = '"mps"' if "MPS" in words else '"xpu"' if "XPU" in words else '"cuda"'
+        lists = [TEXTS["causes"][cause]["changes"] for cause in self.causes]
+        turns = dict.fromkeys(name for names in zip(*lists, strict=True) for name in names)
         found = []
-        for name in TEXTS["causes"][self.cause]["changes"]:
+        for name in list(turns)[:3]:
             lesson, code = TEXTS["changes"][name]
             found.append((code.replace('"cuda"', device), f"{lesson}: {TEXTS['lessons'][lesson]}"))
         return found
 
     def __str__(self) -> str:
-        cause = TEXTS["causes"][self.cause]["text"].format(**self._words())
-        said = "\n".join(fill(text, 98, break_on_hyphens=False) for text in (cause, f"Why: {self.because}"))
+        texts = [TEXTS["causes"][cause]["text"].format(**self._words()) for cause in self.causes]
+        where = f" (line {self.line})" if self.line else ""
+        texts.append(f"Why: {self.because}{where}.")
+        said = "\n".join(fill(text, 98, break_on_hyphens=False) for text in texts)
+        title = {"certain": "Cause", "likely": "Likely cause", "possible": "Possible cause"}[self.sure]
         rows = [(f"  {n}. {code}", f"lesson {of}") for n, (code, of) in enumerate(self.changes, 1)]
         scripts = (re.match(TEXTS["log"]["script"], line) for line in self.failure.lines)
         script = next((match[1] for match in scripts if match), "train.py")
         parts = [
-            f"What was full\n{_full(self.failure)}",
-            f"Likely cause\n{indent(said, '  ')}",
+            f"What was full\n{_full(self.failure, self.cause)}",
+            f"{title}{'s' * (len(self.causes) > 1)}\n{indent(said, '  ')}",
             f"Three changes\n{aligned(rows, 2)}",
             f"Predict it before the next run, without a GPU: python3 -m course_utils watch {script}",
         ]
@@ -103,19 +139,49 @@ class Diagnosis:
         return words
 
 
-def parse(text: str) -> OutOfMemory:
-    """The last out-of-memory message in a text, such as a paste or a log.
+def parse(text: str, skipped: int = 0) -> OutOfMemory:
+    """The last out-of-memory message in a text, such as a paste or a log of which lines were `skipped`.
 
     Raises ValueError if there is none.
     """
-    text = re.sub(r"\x1b\[[0-9;]*m|\0", "", text)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\0", "", text)
     kind, mark = _last_mark(text)
     if mark is None:
         raise ValueError(TEXTS["refused"]["none"])
     if kind == "foreign":
         raise ValueError(TEXTS["refused"]["foreign"])
     message = re.sub(r"[\s│]+", " ", text[mark.start() : mark.start() + 2000])
-    return OutOfMemory(kind, " ".join(mark[0].split()), _sizes(message), *_before(text[: mark.start()]))
+    at = text.count("\n", 0, mark.start())
+    stack, before = _traceback(text, at)
+    step, step_at = _step(before)
+    return OutOfMemory(
+        kind,
+        " ".join(mark[0].split()),
+        _sizes(message),
+        tuple(line for _, line in stack),
+        step,
+        skipped + at + 1,
+        tuple(skipped + number for number, _ in stack),
+        skipped + step_at,
+    )
+
+
+def parse_log(log: bytes) -> OutOfMemory:
+    """The last out-of-memory message in a log of any length. Raises ValueError if there is none."""
+    unsure = refused = None
+    for end in range(len(log), 0, -WINDOW):
+        start = max(0, end - WINDOW - OVERLAP)
+        try:
+            failure = parse(log[start:end].decode(errors="replace"), log.count(b"\n", 0, start))
+        except ValueError as error:
+            refused = refused or error
+            continue
+        if failure.kind not in UNSURE:
+            return failure
+        unsure = unsure or failure
+    if unsure:
+        return unsure
+    raise refused or ValueError(TEXTS["refused"]["none"])
 
 
 def _last_mark(text: str) -> tuple[str, re.Match[str] | None]:
@@ -150,40 +216,69 @@ def _sizes(message: str) -> dict[str, int]:
     return {"pools": 0, **said, "cached": cached, "others": sum(others) - own}
 
 
-def _before(text: str) -> tuple[tuple[str, ...], str]:
-    """The lines of the traceback that ends with `text`, and the words before it that count the steps."""
-    *lines, last = text.split("\n")
-    rank = re.match(r"\[rank[0-9]+\]:", last)
+def _traceback(text: str, at: int) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
+    """The lines of the traceback that belongs to a message, and those before it, each with its number.
+
+    `at` is the message's line, from 0. A logger may write the traceback below the message.
+    """
+    lines = list(enumerate(text.split("\n"), 1))
+    rank = re.match(r"\[rank[0-9]+\]:", lines[at][1])
+    above, below = lines[:at], lines[at + 1 :]
     if rank:  # torchrun mixes the lines of all ranks
-        lines = [line.removeprefix(rank[0]) for line in lines if line.startswith(rank[0])]
-    headers = [number for number, line in enumerate(lines, 1) if "Traceback (most recent call last)" in line]
-    start = headers[-1] if headers else max(0, len(lines) - 40)
-    stack = takewhile(lambda line: not re.search(TEXTS["log"]["ours"], line), lines[start:])
-    found = tuple(line.strip(" │\r") for line in stack if line.strip(" ^~│\r"))
-    return found, _step(lines[:start] if headers else lines)
+        above, below = (_of_rank(some, rank[0]) for some in (above, below))
+    headers = [place for place, line in enumerate(above) if HEADER in line[1]]
+    start = headers[-1] + 1 if headers else max(0, len(above) - 40)
+    stack, before = above[start:], above[:start] if headers else above
+    if not any(re.search(TEXTS["log"]["frame"], line) for _, line in above[-8:]):
+        stack = _stack_below(below) or stack
+    ours = takewhile(lambda line: not re.search(TEXTS["log"]["ours"], line[1]), stack)
+    stripped = [(number, line.strip(" │\r")) for number, line in ours if line.strip(" ^~│\r")]
+    return stripped, before
 
 
-def _step(lines: list[str]) -> str:
-    """The words that count the last step of a log, if that is at least the third; else ""."""
-    log = "\n".join(lines[-2000:]).splitlines()  # a progress bar writes many lines between two line feeds
-    for line in reversed(log):
-        if re.search(TEXTS["log"]["not"], line):
-            continue
-        match = re.search(TEXTS["log"]["step"], line)
-        if match:
-            number = int(match[1] or match[2])
-            return match[0].strip(" [") if number > 2 else ""
-    return ""
+def _of_rank(lines: list[tuple[int, str]], rank: str) -> list[tuple[int, str]]:
+    """The lines that begin with a rank's name, without it."""
+    return [(number, line.removeprefix(rank)) for number, line in lines if line.startswith(rank)]
+
+
+def _stack_below(lines: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    """The lines of a traceback that begins at once; none if it does not, or is another error's."""
+    for place, (_, line) in enumerate(lines[:6]):
+        if re.search(TEXTS["log"]["chained"], line):
+            return []
+        if HEADER in line:
+            indented = takewhile(lambda pair: pair[1].lstrip("│")[:1] in (" ", "\t"), lines[place + 1 :])
+            return list(indented)
+    return []
+
+
+def _step(lines: list[tuple[int, str]]) -> tuple[str, int]:
+    """The words that count the last step of a log, and their line, if that is at least the third; else ""."""
+    for number, text in reversed(lines[-2000:]):
+        for line in reversed(text.splitlines()):  # a progress bar writes many between two line feeds
+            match = re.search(TEXTS["log"]["step"], line)
+            if match and not re.search(TEXTS["log"]["not"], line):
+                words = match[0].strip(" [") if int(match[1] or match[2]) > 2 else ""
+                return words, number if words else 0
+    return "", 0
 
 
 def diagnose(failure: OutOfMemory) -> Diagnosis:
-    """The likely cause of a failure: first what the numbers say, then the log, then the traceback."""
-    cause, because = _cause_by_numbers(failure) or _cause_by_lines(failure)
-    return Diagnosis(failure, cause, f"{because}.")
+    """The likely causes of a failure: first what the message says, then the traceback and the log."""
+    kind_causes = TEXTS["kind_causes"].get(failure.kind, [failure.kind])
+    if failure.kind == "driver":
+        found = _by_whole(failure)
+        if found:
+            return Diagnosis(failure, (*found.causes, "driver"), found.because, found.line)
+    if kind_causes:
+        shape = ["shape"] if failure.sizes.get("requested", 0) >= TiB else []
+        return Diagnosis(failure, (*shape, *kind_causes), f'the words "{failure.words}"', failure.at)
+    by_traceback = _by_whole(failure) or _by_evaluation(failure)
+    return _by_numbers(failure) or by_traceback or _by_lines(failure)
 
 
-def _cause_by_numbers(failure: OutOfMemory) -> tuple[str, str] | None:
-    """The cause that the message itself shows, and what shows it; None if it does not.
+def _by_numbers(failure: OutOfMemory) -> Diagnosis | None:
+    """The causes that the message's numbers show, and what shows them; None if they do not.
 
     What would have been enough for the request is a cause; what would not have been is none.
     """
@@ -191,50 +286,110 @@ def _cause_by_numbers(failure: OutOfMemory) -> tuple[str, str] | None:
     total, free, requested = (size.get(name, 0) for name in ("total", "free", "requested"))
     others, cached = size["others"], size["cached"]
     rest = failure.parts.get("rest", 0)
-    kind = {"short": "gpu", "bare": "gpu", "killed": "host"}.get(failure.kind, failure.kind)
-    if kind != "gpu":
-        return kind, f'the words "{failure.words}"'
+    near, line, number = _phase(failure)
+    told = _by_whole(failure) or _by_evaluation(failure)
+    if near and not told:
+        told = Diagnosis(failure, (near,), f'the traceback says "{line}"', number)
+
+    def found(causes: tuple[str, ...], because: str) -> Diagnosis:
+        return Diagnosis(failure, causes, because, failure.at)
+
     if "allowed" in size and requested <= free:
-        return "allowed", f'the words "{binary(size["allowed"])} allowed"'
+        return found(("allowed",), f'the words "{binary(size["allowed"])} allowed"')
+    if requested >= (total or TiB):
+        return found(("shape", near) if near else ("shape",), f"one request was for {binary(requested)}")
+    if "free" not in size and "allocated" in size:  # as Intel's cards say it
+        free = total - size["allocated"] - cached
+    if 0 < requested <= free and free > SOME * total > 0:
+        crowd = ("others",) if others > LARGE * total else ()
+        return found(("refused", *crowd), f"{binary(requested)} were refused and {binary(free)} were unused")
     if others > LARGE * total > 0 and requested <= free + others:
-        return "others", "the message lists them"
+        besides = (told.cause,) if told and told.cause != near else ()
+        return found(("others", *besides), "the message lists them")
     if cached > SOME * total > 0 and requested <= free + cached:
-        return "fragmented", "torch returns every completely free segment before it raises this error"
+        if told and (requested > LARGE * total or told.cause != near):
+            return Diagnosis(failure, (told.cause, "fragmented"), told.because, told.line)
+        causes = ("fragmented", told.cause) if told else ("fragmented",)
+        because = "torch returns every completely free segment before it raises this error"
+        return found(causes, because)
     if rest > LARGE * total + GiB and requested <= free + rest:
-        return "outside", "the numbers in the message do not explain that much"
+        return found(("outside",), "the numbers in the message do not explain that much")
     return None
 
 
-def _cause_by_lines(failure: OutOfMemory) -> tuple[str, str]:
-    """The cause that the log and the traceback show, and what shows it; "full" if they do not."""
-    phase, line = _phase(failure.lines)
+def _by_whole(failure: OutOfMemory) -> Diagnosis | None:
+    """The cause that a function names wherever it is in the traceback; None if there is no such function."""
+    for cause, words in TEXTS["whole"].items():
+        line, number = _innermost(failure, words)
+        if line:
+            return Diagnosis(failure, (cause,), f'the traceback says "{line}"', number)
+    return None
+
+
+def _by_evaluation(failure: OutOfMemory) -> Diagnosis | None:
+    """The causes if the traceback is one of an evaluation; None if it is not."""
+    log = TEXTS["log"]
+    evaluates, number = _innermost(failure, log["evaluates"])
+    if not evaluates:
+        return None
+    collects, at = _innermost(failure, log["collects"])
+    if collects:
+        return Diagnosis(failure, ("collected",), f'the traceback says "{collects}"', at)
+    if _phase(failure, FAR)[0] not in (*NEAR, "forward"):
+        return None
+    by_library = _innermost(failure, log["trainer"])[0]
+    causes = ("collected", "evaluation") if by_library else ("evaluation", "collected")
+    return Diagnosis(failure, causes, f'the traceback says "{evaluates}"', number)
+
+
+def _by_lines(failure: OutOfMemory) -> Diagnosis:
+    """The causes that the log and the traceback show, and what shows them; "full" if they do not."""
+    phase, line, number = _phase(failure, FAR)
     says = f'the traceback says "{line}"' if line else "the paste does not say when it happened"
     if failure.step and phase not in ("states", "load"):
-        return "grew", f'the log had already reached "{failure.step}"'
-    evaluates = re.search(TEXTS["log"]["evaluates"], "\n".join(failure.lines))
-    if evaluates and phase in ("loss", "attention", "forward"):
-        return "evaluation", f'the traceback has "{evaluates[0]}"'
+        causes = ("grew", phase) if phase in NEAR else ("grew",)
+        because = f'the log had already reached "{failure.step}"'
+        return Diagnosis(failure, causes, because, failure.step_at)
     total, requested = (failure.sizes.get(name, 0) for name in ("total", "requested"))
     large = HUGE if phase == "forward" else LARGE
     if phase in ("", "backward", "forward") and requested > large * total > 0:
-        return "tensor", f"one request was for {binary(requested)}; {says}"
-    return phase or "full", says
+        because = f"one request was for {binary(requested)}; {says}"
+        return Diagnosis(failure, ("tensor",), because, number or failure.at)
+    return Diagnosis(failure, (phase or "full",), says, number or failure.at)
 
 
-def _phase(lines: tuple[str, ...]) -> tuple[str, str]:
-    """The moment that the innermost telling line of a traceback names, and that line; else ("", "")."""
-    near = ("loss", "attention")
-    far = ("states", "step", "gather", "load", "backward", "forward")
-    for names, some in ((near, lines[-INNERMOST:]), (far, lines)):
-        for line, name in product(reversed(some), names):
-            if re.search(TEXTS["phases"][name], line):
-                recomputes = name == "forward" and any("run_backward" in line for line in lines)
-                short = re.sub(r'File ".*?([^/\\"]+)"', r"\1", line)  # a file without its folders
-                return "backward" if recomputes else name, short
-    return "", ""
+def _innermost(failure: OutOfMemory, words: str) -> tuple[str, int]:
+    """The innermost line of the traceback that has such words, shortened, and its number; else "" and 0."""
+    for place in reversed(range(len(failure.lines))):
+        if re.search(words, failure.lines[place]):
+            number = failure.numbers[place] if failure.numbers else 0
+            return _short(failure.lines[place]), number
+    return "", 0
 
 
-def _full(failure: OutOfMemory) -> str:
+def _short(line: str) -> str:
+    """A line of a traceback with a file's name without its folders."""
+    return re.sub(r'File ".*?([^/\\"]+)"', r"\1", line)
+
+
+def _phase(failure: OutOfMemory, far: tuple[str, ...] = ()) -> tuple[str, str, int]:
+    """The moment that the innermost telling line of a traceback names, that line and its number; else "".
+
+    `NEAR` moments are looked for in the innermost lines alone, those in `far` in all.
+    """
+    count = len(failure.lines)
+    recomputes = any("run_backward" in line for line in failure.lines)
+    for names, first in ((NEAR, max(0, count - INNERMOST)), (far, 0)):
+        for place, name in product(reversed(range(first, count)), names):
+            line = failure.lines[place]
+            within = failure.lines[max(0, place - 1)] + line
+            if re.search(TEXTS["phases"][name], line) and not re.search(TEXTS["log"]["shared"], within):
+                moment = "backward" if recomputes and name == "forward" else name
+                return moment, _short(line), failure.numbers[place] if failure.numbers else 0
+    return "", "", 0
+
+
+def _full(failure: OutOfMemory, cause: str) -> str:
     """A sentence, and where the message has the numbers a bar of the card and its parts."""
     asked = ""
     if "requested" in failure.sizes:
@@ -242,9 +397,9 @@ def _full(failure: OutOfMemory) -> str:
     parts = {name: size for name, size in failure.parts.items() if size}
     whole = sum(parts.values())
     if not whole:
-        is_host = failure.kind in ("host", "killed")
-        where = "The computer's own memory, not the GPU's" if is_host else "The GPU's memory"
-        return f"  {where}. The message does not say who held it.{asked}"
+        gpu = "The GPU's memory. The message does not say who held it."
+        where = TEXTS["where"]
+        return f"  {where.get(failure.kind) or where.get(cause, gpu)}{asked}"
     total = failure.sizes["total"]
     bar = ""
     rows = []
@@ -262,29 +417,50 @@ def _full(failure: OutOfMemory) -> str:
 def options(parser: ArgumentParser) -> None:
     """Add the arguments of the command `oom`."""
     parser.add_argument(
-        "message", nargs="*", metavar="LOG", help="a log, or words after -- (default: what you paste)"
+        "message", nargs="*", metavar="LOG", help="logs, or words after -- (default: what you paste)"
     )
 
 
 def run(chosen: Namespace) -> int:
     """Print what an out-of-memory message says. Raises ValueError if there is none, or no such file."""
     words = chosen.message
-    if not words and sys.stdin.isatty():
-        print("Paste the message, then press Ctrl-D (on Windows Ctrl-Z and Enter).", file=sys.stderr)
     if not words:
-        text = sys.stdin.buffer.read()
-    elif len(words) == 1 and _is_file(words[0]):
-        text = Path(words[0]).read_bytes()[-4 * MiB :]  # the end of a long log
+        if sys.stdin.isatty():
+            print("Paste the message, then press Ctrl-D (on Windows Ctrl-Z and Enter).", file=sys.stderr)
+        print(diagnose(parse_log(sys.stdin.buffer.read())))
+    elif not _are_files(words):
+        print(diagnose(parse_log(os.fsencode(" ".join(words)))))
+    elif len(words) == 1:
+        print(diagnose(parse_log(Path(words[0]).read_bytes())))
     else:
-        text = os.fsencode(" ".join(words))
-    print(diagnose(parse(text.decode(errors="replace"))))
+        _print_each(words)
     return 0
 
 
-def _is_file(argument: str) -> bool:
-    """True for a file's name, False for a message in one argument. Raises ValueError for a missing file."""
-    if " " in argument:
-        return len(argument) < 256 and Path(argument).is_file()  # a longer name is an error of the system
-    if not Path(argument).exists():
-        raise ValueError(f"There is no file {argument!r}: name a log, or give a message's words after --.")
-    return True
+def _print_each(names: list[str]) -> None:
+    """Print what each of several logs says. Raises ValueError if none has a message."""
+    answers = {}
+    refusals = {}
+    for name in names:
+        try:
+            answers[name] = str(diagnose(parse_log(Path(name).read_bytes())))
+        except ValueError as error:
+            refusals[name] = str(error)
+    if not answers:
+        raise ValueError(f"{', '.join(refusals)}: {next(iter(refusals.values()))}")
+    print("\n\n".join(f"{name}\n{'=' * len(name)}\n\n{answer}" for name, answer in answers.items()))
+    if refusals:
+        print(f"\nNo message in {', '.join(refusals)}.")
+
+
+def _are_files(arguments: list[str]) -> bool:
+    """True for names of files, False for the words of a message. Raises ValueError for a missing file."""
+    missing = [word for word in arguments if not _exists(word)]
+    alone = len(arguments) == 1 and " " not in arguments[0]
+    if missing and (alone or _exists(arguments[0]) or all(Path(word).suffix for word in arguments)):
+        raise ValueError(f"There is no file {missing[0]!r}: name a log, or give a message's words after --.")
+    return not missing
+
+
+def _exists(name: str) -> bool:
+    return len(name) < 256 and Path(name).exists()  # a longer name is an error of the system
