@@ -283,7 +283,7 @@ PRODUCTS = frozenset({aten.mm.default, aten.bmm.default})
 
 
 class Special(NamedTuple):
-    """What else there is to ask about an operator."""
+    """An operator and what it does besides: one field for each thing that the tracker asks."""
 
     product: bool
     own_scratch: bool
