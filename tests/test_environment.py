@@ -76,14 +76,14 @@ def test_a_finished_environment_is_used_as_it_is_and_tests_get_more(folder, inst
     count = len(installer)
     interpreter("lab", folder=folder)
     assert len(installer) == count, "what tests need stays"
-    monkeypatch.setenv("COURSE_SCRIPTS", "1")
+    monkeypatch.setenv("COURSE_LIBRARIES", "1")
     interpreter("lab", folder=folder)
     assert len(installer) == count, "the libraries of scripts are asked for by tests alone"
     interpreter("test", folder=folder)
     torch, course, uninstall = installer[-3:]
     assert torch[-2:] == ["torch", "torchvision"] and course[-1] == ".[scripts]"
     assert uninstall[2:] == ["pip", "uninstall", "--yes", "torchvision", "timm"], "what cannot be imported"
-    monkeypatch.delenv("COURSE_SCRIPTS")
+    monkeypatch.delenv("COURSE_LIBRARIES")
     count = len(installer)
     interpreter("test", folder=folder)
     assert len(installer) == count, "and stay, too"

@@ -65,6 +65,17 @@ def test_lessons_that_are_tested_side_by_side_share_no_copy(tmp_path, monkeypatc
         assert script(lesson).peak == STAGES[before].simulated
 
 
+def test_somebody_who_comes_back_from_a_later_lesson_has_a_script_for_ranks(tmp_path, monkeypatch):
+    monkeypatch.setenv("COURSE_SCRIPTS", str(tmp_path))
+    own = script(1).own
+    own.write_bytes(STAGES["10"].file.read_bytes())
+    assert script(1).peak == STAGES["10"].simulated
+    own.write_text(
+        "import torch.distributed\ntorch.distributed.init_process_group('nccl')\n", encoding="utf-8"
+    )
+    assert "--ranks" not in repr(script(1)), "it is watched as a rank, and takes no step"
+
+
 def test_the_change_is_shown_with_signs_and_what_is_not_recorded_is_called_so():
     shown = Script(stages()[:3], growing_script.ROOT / OWN, STAGES["03"].simulated)
     assert '+        with torch.autocast("cuda", torch.bfloat16):' in shown.change()

@@ -77,7 +77,7 @@ def python_in(folder: Path) -> Path:
 def wanted_facts(purpose: str, before: Mapping[str, str]) -> dict[str, str]:
     """Facts that the marker of a finished environment holds. An extra that was installed before stays."""
     extra = "author" if purpose in ("test", "author") else "lab"
-    if extra == "author" and os.environ.get("COURSE_SCRIPTS") == "1":
+    if extra == "author" and os.environ.get("COURSE_LIBRARIES") == "1":
         extra = "scripts"
     kept = before.get("extra")
     if kept in EXTRAS:
