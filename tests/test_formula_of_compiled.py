@@ -33,6 +33,7 @@ def recorded() -> dict[str, dict[str, Any]]:
     [
         TrainingRun(tiny("gpt2", dropout=0.1), 8, 128, compile="blocks"),
         TrainingRun(tiny("llama"), 8, 128, "bf16-master", compile="model"),
+        TrainingRun(tiny("gpt2", layers=10), 8, 128, compile="blocks"),  # Dynamo's own limit is 8 graphs
     ],
     ids=str,
 )
@@ -78,7 +79,7 @@ def test_what_it_does_not_cover_is_refused(choices: dict[str, Any], compile: str
 
 def test_choices_that_compile_nothing_are_refused():
     with pytest.raises(ValueError, match="model"):
-        TrainingRun("gpt2", compile="modle")
+        TrainingRun("gpt2", compile="modl")
     with pytest.raises(ValueError, match="world_size=1"):
         TrainingRun("gpt2", world_size=2, compile="model")
     with pytest.raises(ValueError, match="offload"):

@@ -48,6 +48,7 @@ WITH_GRAPHS = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cu
 """Modes of torch.compile with CUDA graphs, and the same without."""
 MAY_LACK = ("_cuda_getCurrentRawStream", "triton", "copy_if_misaligned")
 """Names that a torch has with CUDA, with triton, or from 2.12 on."""
+MOST_BLOCKS = 1000
 NO_RACE = "max-autotune races kernels on the card: here cuBLAS wins each race"
 
 
@@ -388,7 +389,11 @@ class CardGenerator(torch.Generator):
 
 @contextmanager
 def _settings() -> Iterator[None]:
-    """Inside, Inductor keeps nothing on disk, starts no process, and computes nothing as it compiles."""
+    """Inside, Inductor keeps nothing on disk, starts no process, and computes nothing as it compiles.
+
+    On a card, blocks that run the same code share what is compiled. Here each has hooks of its own, whose
+    numbers Dynamo checks, so each is compiled; past a limit of 8 the others would run eagerly.
+    """
     inductor = {
         "compile_threads": 1,
         "fx_graph_cache": False,
@@ -397,7 +402,9 @@ def _settings() -> Iterator[None]:
         "max_autotune_conv_backends": "ATEN",
         "cpp.vec_isa_ok": False,  # else it compiles a small program to ask the processor
     }
+    dynamo = {"recompile_limit": MOST_BLOCKS, "accumulated_recompile_limit": 8 * MOST_BLOCKS}
     with (
+        import_module("torch._dynamo.config").patch(dynamo),
         import_module("torch._inductor.config").patch(inductor),
         import_module("torch._functorch.config").patch(enable_autograd_cache=False),
     ):
