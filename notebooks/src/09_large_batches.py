@@ -513,6 +513,8 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 10)).to(device)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.1, total_iters=20)
+
+# %% tags=["nbval-ignore-output"]
 k, b, short, long = 8, 16, 0.0, 0.0
 truth = torch.randn(20, 10)
 for _ in range(50):
