@@ -4,7 +4,7 @@ import json
 import re
 import tomllib
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import takewhile
 from pathlib import Path
 
 from .. import TrainingRun, estimate, format_bytes, gpu
@@ -73,14 +73,16 @@ def gpu_page() -> str:
 
 
 def recipes(root: Path) -> str:
-    """Each lesson's "In your own script": its text and first cell of code; last, a figure of one's own."""
+    """Each lesson's "In your own script": its text and the code after it; last, a figure of one's own."""
     parts = [RECIPES]
     for path in numbered(root / "notebooks"):
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
         title = "".join(cells[0]["source"]).partition("\n")[0]
-        for said, code in pairwise("".join(cell["source"]) for cell in cells):
-            _, heading, words = said.partition("## In your own script\n")
+        for place, cell in enumerate(cells):
+            _, heading, words = "".join(cell["source"]).partition("## In your own script\n")
             if heading:
+                below = takewhile(lambda one: one["cell_type"] == "code", cells[place + 1 :])
+                code = "\n\n".join("".join(one["source"]) for one in below)
                 # links as they are from docs/
                 words = words.strip().replace("](../docs/", "](")
                 words = re.sub(r"\]\((?=\w+\.ipynb)", "](../notebooks/", words)
