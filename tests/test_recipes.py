@@ -72,4 +72,6 @@ def test_the_page_of_recipes_has_each_lessons_own() -> None:
     page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
     assert page == recipes(ROOT)
     for path in LESSONS:
-        assert f"```python\n{own(path)[0]}\n```" in page and f"notebooks/{path.stem}.ipynb)" in page
+        first, *more = own(path)
+        code = [f"{first}\n```", "\n\n".join([first, *more[:1]])]  # a second cell follows, maybe after words
+        assert any(f"```python\n{one}" in page for one in code) and f"notebooks/{path.stem}.ipynb)" in page
