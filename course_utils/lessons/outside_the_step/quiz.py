@@ -8,6 +8,13 @@ from course_utils.units import each
 
 
 def numbers() -> Iterator[Numbers]:
-    N = PRESETS["gpt2"].parameters  # YOURS: compute choices, never type them
-    yield "weights", {"N": N} | each(gb, fp32=4 * N, half=2 * N, double=8 * N)
-    yield "states", each(gb, both=8 * N, one=4 * N, all_three=12 * N)
+    N = PRESETS["gpt2-medium"].parameters
+    yield "resume", {"N": N} | each(gb, weights=4 * N, states=12 * N, moments=8 * N)
+    logits = 8 * 1024 * PRESETS["gpt2-medium"].vocab
+    yield (
+        "evaluate",
+        {"batches": 20} | each(gb, kept=20 * 4 * logits, one=4 * logits, half=20 * 2 * logits),
+    )
+    yield "total", {}
+    yield "counter", {}
+    yield "one", {"N": N} | each(gb, foreach=20 * N, fused=16 * N, states=12 * N, forty=40 * N)
