@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from checking import Answers, JudgedAnswers
+from edits import edited
 
 from course_utils.lessons.outside_the_step.recorded import RECORDED, three_ways
 
@@ -12,7 +13,7 @@ from course_utils.lessons.outside_the_step.recorded import RECORDED, three_ways
 # 13.1: peaks_of_a_run
 
 
-def closed_forms(N: int, step: int, graph: int, logits: int, batches: int, **other: int) -> dict[str, int]:
+def closed_forms(N: int, step: int, graph: int, logits: int, batches: int) -> dict[str, int]:
     return {
         "careless evaluation": 12 * N + graph * batches,
         "logits kept": 12 * N + 4 * logits * batches,
@@ -21,24 +22,19 @@ def closed_forms(N: int, step: int, graph: int, logits: int, batches: int, **oth
     }
 
 
-def with_(name: str, form: Any) -> Any:
-    return lambda N, step, graph, logits, batches: {
-        **closed_forms(N, step, graph, logits, batches),
-        name: form(N, step, graph, logits, batches),
-    }
-
+CARELESS, KEPT = "12 * N + graph * batches", "12 * N + 4 * logits * batches"
 
 PEAKS_OF_A_RUN = Answers(
     right=closed_forms,
     wrong=[
-        (with_("careless evaluation", lambda N, s, g, l, k: 12 * N + g), "who frees a batch's tensors"),
-        (with_("careless evaluation", lambda N, s, g, l, k: g * k), "the weights and moments are there"),
-        (with_("logits kept", lambda N, s, g, l, k: 12 * N + 2 * l * k), "a number in fp32"),
-        (with_("logits kept", lambda N, s, g, l, k: 16 * N + 4 * l * k), "no gradients between two steps"),
-        (with_("resume on the GPU", lambda N, s, g, l, k: 24 * N), "takes the loaded moments"),
-        (with_("resume on the GPU", lambda N, s, g, l, k: 12 * N), "which part of it is copied"),
-        (with_("step with a copy", lambda N, s, g, l, k: s + 12 * N), "an average has no moments"),
-        (with_("step with a copy", lambda N, s, g, l, k: s), "there in every step"),
+        (edited(closed_forms, CARELESS, "12 * N + graph"), "who frees a batch's tensors"),
+        (edited(closed_forms, CARELESS, "graph * batches"), "the weights and moments are there"),
+        (edited(closed_forms, KEPT, "12 * N + 2 * logits * batches"), "a number in fp32"),
+        (edited(closed_forms, KEPT, "16 * N + 4 * logits * batches"), "no gradients between two steps"),
+        (edited(closed_forms, "16 * N", "24 * N"), "takes the loaded moments"),
+        (edited(closed_forms, "16 * N", "12 * N"), "which part of it is copied"),
+        (edited(closed_forms, "step + 4 * N", "step + 12 * N"), "an average has no moments"),
+        (edited(closed_forms, "step + 4 * N", "step"), "there in every step"),
     ],
 )
 
@@ -46,15 +42,15 @@ PEAKS_OF_A_RUN = Answers(
 # 13.2: resume
 
 
-def resumed(path: Any, model: Any, optimizer: Any, **how: Any) -> int:
-    checkpoint = torch.load(path, **{"map_location": "cpu", **how})
+def resumed(path: Any, model: Any, optimizer: Any, where: Any = "cpu") -> int:
+    checkpoint = torch.load(path, map_location=where)
     model.load_state_dict(checkpoint.pop("model"))
     optimizer.load_state_dict(checkpoint.pop("optimizer"))
     return checkpoint["step"]
 
 
 def back_where_it_was(path: Any, model: Any, optimizer: Any) -> int:
-    return resumed(path, model, optimizer, map_location=None)
+    return resumed(path, model, optimizer, where=None)
 
 
 def the_weights_alone(path: Any, model: Any, optimizer: Any) -> int:
@@ -255,9 +251,12 @@ def in_a_list(makers: Any, train: Any) -> dict[str, int]:
     return found
 
 
+LAST: list[Any] = []
+
+
 def outlives(makers: Any, train: Any) -> dict[str, int]:
     found = in_a_function(makers, train)
-    outlives.last = [make() for make in makers.values()]
+    LAST[:] = [make() for make in makers.values()]
     return found
 
 
@@ -337,6 +336,6 @@ class TestAnswers(JudgedAnswers):
 def test_the_table_compares_with_what_the_card_counted() -> None:
     peak = RECORDED["step 3"].peak
     header, row = three_ways({"step 3": (peak, peak + 10**9)}).rows
-    assert header[-1] == "gap" and row == ("step 3", "9.42", "10.42", "9.42", "+0.00%")
+    assert header[-1] == "gap" and row == ["step 3", "9.42", "10.42", "9.42", "+0.00%"]
     with pytest.raises(ValueError, match="moment"):
         three_ways({"step 4": (1, 1)})

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 75
+#     minutes: 85
 #     cpu_seconds: 25
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
@@ -12,7 +12,7 @@
 # %% [markdown]
 # # 13 · Outside the step
 #
-# **75 minutes.** You should know what is in memory during a training step ([lesson
+# **85 minutes.** You should know what is in memory during a training step ([lesson
 # 01](01_where_did_the_memory_go.ipynb)), and the difference between allocated and reserved ([lesson
 # 12](12_allocator_and_fragmentation.ipynb)). You need no GPU.
 #
@@ -73,8 +73,8 @@ def loss_of(model, ids):  # the targets are not shifted: only sizes matter here
         return F.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
 
 
-def train():
-    loss_of(model, batch()).backward()
+def train(b=8):
+    loss_of(model, batch(b)).backward()
     optimizer.step()
     optimizer.zero_grad()
 
@@ -85,12 +85,14 @@ def train():
 
 
 # %%
-def weigh(work, *arguments):
+def weigh(work, *arguments, **named):
     """Bytes allocated before and after some work, and the most in between."""
     torch.cuda.reset_peak_memory_stats()  # or you read an older peak
     before = torch.cuda.memory_allocated()
-    result = work(*arguments)  # alive until the counters are read
-    return before, torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
+    result = work(*arguments, **named)
+    after, peak = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
+    del result  # which was alive until now
+    return before, after, peak
 
 
 # %% [markdown]
@@ -142,11 +144,12 @@ predict("13.count", unit="moments")
 # %% [markdown]
 # ## 1 · Resume
 # "From scratch it fits. When I resume, it is out of memory." The checkpoint's weights and moments take 12 bytes per
-# parameter, 2.46 GB. They are loaded with `map_location="cuda"`, copied into model and optimizer, and the name
-# `checkpoint` stays. **Your guess.** By how many GB does the next step's peak rise?
+# parameter, as many as there are at rest. They are loaded with `map_location="cuda"`, copied into model and optimizer,
+# and the name `checkpoint` stays. **Your guess.** By how many GB does the next step's peak rise?
 
 # %%
 predict("13.resume", unit="GB")
+
 
 # %%
 def resume(where):
@@ -215,7 +218,7 @@ three_ways(
 # %% [markdown]
 # ## 2 · Evaluate
 # Training forgets a batch's [activations](../docs/glossary.md#activations) in `backward()`. Evaluation has no
-# `backward()`. So what lets go of them?
+# `backward()`. So what frees them?
 #
 # **Your guess.** A script sets `model.eval()` and collects the losses of four batches, without `no_grad`. What is the
 # peak in GB?
@@ -393,7 +396,7 @@ predict("13.error", unit="GB")
 def look():
     ids = batch()
     logits = model(ids)
-    raise RuntimeError("a typo in the line after the forward")
+    raise RuntimeError(f"a typo in what follows {logits.shape}")
 
 
 def notebook():
@@ -444,7 +447,7 @@ three_ways({"an error kept in sys.last_value": (rest + fp32_graph, after)})
 
 # %% [markdown]
 # ## 5 · Save
-# `torch.save` writes both state dicts, 2.46 GB. **Your guess.** How many GB does the GPU need for that, in addition?
+# `torch.save` writes both state dicts, 12 bytes per parameter. **Your guess.** How many GB does the GPU need for that, in addition?
 
 # %%
 predict("13.save", unit="GB")
@@ -498,7 +501,7 @@ for offload in (False, True):  # change this
         dist.init_process_group("nccl")
         shard()
         options = StateDictOptions(full_state_dict=True, cpu_offload=offload)
-        rest_of_8, _, peak = weigh(lambda: get_state_dict(model, optimizer, options=options))
+        rest_of_8, _, peak = weigh(get_state_dict, model, optimizer, options=options)
         peaks[f"full, cpu_offload={offload}"] = peak
 peaks["before saving: its own shards"] = rest_of_8
 title = f"A full state dict is {12 * N / 1e9:.1f} GB more on each GPU, unless it goes to the host"
@@ -565,8 +568,7 @@ three_ways(rows)
 
 # %% [markdown]
 # Small, but it grows. Libraries keep keys and values of all tokens, to save time: 4 · L · h bytes per token in bf16
-# (the *KV cache*). For 8 sequences of 1,024 tokens that would be 0.27 GB here. In *training* such a cache only costs:
-# `model.config.use_cache = False`.
+# (the *KV cache*). In *training* such a cache only costs: set `model.config.use_cache = False`.
 
 # %% [markdown]
 # ## Rent for the largest moment
@@ -615,7 +617,9 @@ parts = [
     Segment("free", free, "free"),
 ]
 title = f"Tensors take {allocated / 1e9:.1f} GB, and nvidia-smi shows {(total - free) / 1e9:.1f}"
-stack({"between two steps": parts}, title, provenance="simulated; 0.55 GB of context is assumed")
+stack(
+    {"between two steps": parts}, title, provenance="simulated; the size of the context is assumed"
+)
 
 # %% [markdown]
 # | you ask | it says | it does not see |
@@ -640,33 +644,18 @@ stack({"between two steps": parts}, title, provenance="simulated; 0.55 GB of con
 # Recompute every block ([lesson 06](06_recomputation.ipynb)), for 8, 4, 2 sequences and one:
 
 # %%
+from functools import partial
+
 from torch.utils.checkpoint import checkpoint
 
-
-class Recomputed(nn.Module):
-    def __init__(self, block):
-        super().__init__()
-        self.block = block
-
-    def forward(self, x):
-        return checkpoint(self.block, x, use_reentrant=False)
-
-
-def sized(b):
-    loss_of(model, batch(b)).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-# %%
 sizes = (1, 2, 4, 8)  # change this
-curves = {}
 with on_gpu(card=card):
     model, optimizer = make()
-    sized(1)
-    for name in ("as it is", "checkpointing"):
-        curves[name] = sizes, [weigh(sized, b)[2] / 1e9 for b in sizes]
-        model.blocks = nn.Sequential(*map(Recomputed, model.blocks))
+    train()
+    curves = {"as it is": (sizes, [weigh(train, b)[2] / 1e9 for b in sizes])}
+    for block in model.blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    curves["checkpointing"] = sizes, [weigh(train, b)[2] / 1e9 for b in sizes]
 title = "With one sequence, checkpointing saves nothing, and a smaller batch would not either"
 level = ("20 · N", 20 * N / 1e9)
 lines(curves, title, "sequences", "GB at the peak", level=level, provenance="simulated, H200")
@@ -706,7 +695,7 @@ for name, prepare in ways.items():
         dist.init_process_group("nccl")
         prepare()
         for b in (8, 1):  # change this
-            peaks[f"{name}, b = {b}"] = weigh(sized, b)[2]
+            peaks[f"{name}, b = {b}"] = weigh(train, b)[2]
 
 # %%
 title = "FSDP divides weights, gradients and states. With b = 8, most of the peak is something else"
@@ -737,7 +726,7 @@ def fitting(b):
     if b == 0:
         return 0
     try:
-        sized(b)
+        train(b)
         return b
     except torch.OutOfMemoryError:
         return fitting(b // 2)  # move this line
@@ -747,7 +736,7 @@ model = optimizer = None
 with on_gpu("6 GB", card=card):
     torch.cuda.empty_cache()  # what is cached is no longer asked for
     model, optimizer = make()
-    sized(1)  # from now on there are moments
+    train(1)  # from now on there are moments
     found = fitting(8)
 print("Right." if found == 2 else f"Not yet: it says that {found} sequences fit.")
 
@@ -848,6 +837,9 @@ def resume(path):
 
 
 # %%
+held_out = [(torch.randn(8, 64), torch.randint(10, (8,))) for _ in range(4)]
+
+
 @torch.no_grad()
 def evaluate(batches):
     model.eval()
@@ -860,7 +852,6 @@ def evaluate(batches):
 
 with tempfile.TemporaryDirectory() as folder:
     path = Path(folder) / "checkpoint.pt"
-    held_out = [(torch.randn(8, 64), torch.randint(10, (8,))) for _ in range(4)]
     evaluate(held_out)  # before the first step
     save(path)
     resume(path)

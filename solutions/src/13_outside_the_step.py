@@ -131,7 +131,7 @@ check.resume(resume)
 #
 # `batches` is a list of tensors on the model's device, each with one example per row. Write `evaluate(model, batches)`.
 # It returns the class of each row, the place of the largest logit, as one tensor. Switch dropout off, and leave the
-# model in the mode in which you found it. On a GPU, the peak must be that of one batch: its logits are the largest
+# model as you found it, in training or not. On a GPU, the peak must be that of one batch: its logits are the largest
 # tensor, so no two of them may be alive at a time.
 
 
@@ -168,7 +168,7 @@ check.evaluate(evaluate)
 # </details>
 # <details><summary>Hint 3: the last name</summary>
 #
-# In a loop, `logits = model(batch)` computes the new logits first. Only then the name lets go of the old ones.
+# In a loop, `logits = model(batch)` computes the new logits first. Only then the old ones lose their name.
 #
 # </details>
 

@@ -31,10 +31,10 @@ def three_ways(peaks: Mapping[str, tuple[int, int]]) -> Table:
 
     `peaks` has formula and count by the moment's name in `RECORDED`. Raises ValueError for another name.
     """
-    rows = [("peak in GB", "formula", "here", "recorded", "gap")]
+    rows = [["peak in GB", "formula", "here", "recorded", "gap"]]
     for name, (formula, here) in peaks.items():
         check_known("moment", name, RECORDED)
         recorded = RECORDED[name].peak
         sizes = [f"{size / 1e9:.2f}" for size in (formula, here, recorded)]
-        rows.append((name, *sizes, f"{formula / recorded - 1:+.2%}"))
+        rows.append([name, *sizes, f"{formula / recorded - 1:+.2%}"])
     return Table(rows)
