@@ -380,7 +380,8 @@ def answered(*arguments: str) -> int:
 def test_it_reads_a_log_words_and_what_is_pasted(tmp_path, monkeypatch, capsys):
     log = tmp_path / "my Läufe.log"
     log.write_bytes(b"\xff loss 3\n" + STATES.encode())
-    expected = str(diagnose(parse("loss 3\n" + STATES))) + "\n"
+    monkeypatch.setenv("COLUMNS", "80")
+    expected = diagnose(parse("loss 3\n" + STATES)).to_text(80) + "\n"
     assert answered(str(log)) == 0 and capsys.readouterr().out == expected
     assert answered("--", *OLD.split()) == 0 and "14.56 GiB" in capsys.readouterr().out
     assert answered(OLD) == 0 and "14.56 GiB" in capsys.readouterr().out
