@@ -486,7 +486,7 @@ def run(chosen: Namespace) -> int:
 
 
 def _diagnosed(logs: Mapping[str, bytes]) -> tuple[dict[str, Diagnosis], list[str]]:
-    """The diagnosis of each log, and the names of those without a message. Raises ValueError if none has one."""
+    """The diagnosis of each log, and the logs without a message. Raises ValueError if none has one."""
     found: dict[str, Diagnosis] = {}
     refused: dict[str, str] = {}
     for name, log in logs.items():
