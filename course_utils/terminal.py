@@ -16,6 +16,7 @@ WIDE = 1000
 SHORTEST_BAR = 10
 GAP = 2
 RESET = "\x1b[0m"
+COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def columns() -> int:
@@ -46,7 +47,7 @@ def within(text: str, width: int) -> str:
     for line in text.split("\n"):
         left = " " * _left_of_continued(line, width)
         parts = wrap(line, width, subsequent_indent=left, break_long_words=False, break_on_hyphens=False)
-        lines += parts if len(line) > width else [line]
+        lines += parts if len(COLOR.sub("", line)) > width else [line]
     return "\n".join(lines)
 
 
@@ -70,7 +71,7 @@ def stack(breakdown: MemoryBreakdown, width: int, colors: bool = False) -> str:
     if longest >= SHORTEST_BAR:
         most = max(sizes.values(), default=1)
         bars = [(kind, "█" * round(longest * size / most)) for kind, size in sizes.items()]
-        drawn = [in_color(bar, COLOURS[kind]) if colors else bar for kind, bar in bars]
+        drawn = [in_color(bar, COLOURS[kind]) if colors and bar else bar for kind, bar in bars]
         lines = [f"{line}{' ' * GAP}{bar}".rstrip() for line, bar in zip(lines, drawn, strict=True)]
     title = [breakdown.title] if breakdown.title else []
     return "\n".join([*title, *lines, total])

@@ -36,7 +36,7 @@ def test_a_stack_has_a_bar_for_each_kind_as_long_as_its_bytes(width):
     assert bars["total"] == 0 and abs(bars["activations"] - 2 * bars["parameters"]) <= 1
     assert (bars["activations"] > 0) == (width > 40)
     painted = stack(MemoryBreakdown(sizes, label="gpt2"), width, colors=True)
-    assert COLOR.sub("", painted).split("\n") == drawn
+    assert COLOR.sub("", painted).split("\n") == drawn and within(painted, width) == painted
     assert len(set(COLOR.findall(painted))) == (1 + 2 if width > 30 else 0)
 
 
