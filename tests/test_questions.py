@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.checkpoint import state_dict
+from torch.utils.checkpoint import checkpoint
 
 from course_utils import on_gpu
 from course_utils.cli.main import parse
@@ -49,6 +50,7 @@ def printed(words: list[str]) -> str:
 def test_the_page_has_its_questions_and_each_has_a_lesson_and_something_to_try():
     assert len(PARTS[::2]) == len(ANSWERS) == 49
     for asked, answer in ANSWERS.items():
+        assert answer.count("\n- ") == 1, asked
         assert re.search(r"\[Lesson \d\d\]\(../notebooks/", answer), asked
         assert COMMAND.search(answer) or SNIPPET.search(answer), asked
         assert re.search(r"[Aa]sked\s+in\s+\S", answer), asked
@@ -107,12 +109,12 @@ def test_each_snippet_runs(code, tmp_path, monkeypatch):
         monkeypatch.setattr(sys, name, None, raising=False)
     model, batch = Model(), torch.randn(4, 8)
     optimizer = torch.optim.AdamW(model.parameters())
-    loss = model(batch).sum()
-    loss.backward()
+    loss_of(model, batch).backward()
     optimizer.step()
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "checkpoint.pt")
-    names = {"model": model, "optimizer": optimizer, "batch": batch, "batches": [batch], "loss": loss}
-    names |= {"outputs": batch, "kept": [], "total_loss": 0.0, "step": model, "sys": sys, "gc": gc, "os": os}
-    names |= {"logits": torch.randn(6, 16), "tokens": torch.arange(6), "torch": torch, "loss_of": loss_of}
+    names = vars(state_dict) | {"torch": torch, "checkpoint": checkpoint, "sys": sys, "gc": gc, "os": os}
+    names |= {"model": model, "optimizer": optimizer, "batch": batch, "batches": [batch], "step": model}
+    names |= {"outputs": SimpleNamespace(loss=loss_of(model, batch)), "loss_of": loss_of, "kept": []}
+    names |= {"logits": torch.randn(6, 16), "tokens": torch.arange(6)}
     with on_gpu():
-        exec(code, vars(state_dict) | names)
+        exec(code, names)
