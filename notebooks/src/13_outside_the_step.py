@@ -339,8 +339,8 @@ print("Right." if right and lean < 4e9 else f"Not yet: {lean / 1e9:.2f} GB.")
 # </details>
 #
 # **The cure** `no_grad` or `inference_mode`; collect numbers, not logits; `.cpu()` what you must keep. A
-# Trainer has `no_grad` already. It needs `eval_accumulation_steps`, or `preprocess_logits_for_metrics` to keep only
-# predictions.
+# Trainer has `no_grad` already. It needs a smaller `per_device_eval_batch_size`, `eval_accumulation_steps` to move
+# logits, or `preprocess_logits_for_metrics` to keep only predictions.
 
 # %% [markdown]
 # ## 3 · Add up losses
@@ -568,7 +568,8 @@ three_ways(rows)
 
 # %% [markdown]
 # Small, but it grows. Libraries keep keys and values of all tokens, to save time: 4 · L · h bytes per token in bf16
-# (the *KV cache*). In *training* such a cache only costs: set `model.config.use_cache = False`.
+# (the *KV cache*). In *training* such a cache only costs: set `model.config.use_cache = False`. Generation needs
+# smaller batches, or fewer new tokens.
 
 # %% [markdown]
 # ## Rent for the largest moment
@@ -800,7 +801,8 @@ bars(named, title, unit="MB", provenance="peak of forward and backward, simulate
 # | "it fits on your card of the same size" | other cards have other workspaces (8.1 or 32 MiB, twice), kernels and contexts; another process |
 # | "since the new torch it fails" | another default: foreach, attention kernel, workspace. Compare one step's snapshots |
 # | "it fails after an hour" | longer batches, something kept from step to step, the first evaluation |
-# | "the process was killed, without an error" | the *host's* memory: each rank loads the checkpoint, workers, offloading |
+# | "the process was killed, without an error" | the *host's* memory (`dmesg` says so): each rank loads the checkpoint, DataLoader workers, offloading. "Bus error": a container's `/dev/shm` |
+# | "vLLM has too little memory next to my training" | it takes a share of the *whole* card: `gpu_memory_utilization`. And its KV cache: `max_model_len` |
 #
 # `python3 -m course_utils oom error.txt` reads such a message, and says which cause its numbers fit. [Questions that
 # people ask](../docs/questions.md) has these and more, each with its answer and a command.

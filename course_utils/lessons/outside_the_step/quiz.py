@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from course_utils import PRESETS
-from course_utils.interactive.quiz import Numbers, gb
-from course_utils.units import each
+from ... import PRESETS
+from ...interactive.quiz import Numbers, gb
+from ...units import each
 
 
 def numbers() -> Iterator[Numbers]:
