@@ -1,12 +1,16 @@
 """Do the checks of lesson 13 pass a right answer, and give each planted wrong answer its own hint?"""
 
+from contextlib import redirect_stdout
+from io import StringIO
 from typing import Any
 
 import pytest
 import torch
 from checking import Answers, JudgedAnswers
 from edits import edited
+from lesson_source import SOURCES, cells, names_from_cells
 
+from course_utils import on_gpu
 from course_utils.lessons.outside_the_step.recorded import RECORDED, three_ways
 
 # --------------------------------------------------------------------------------------------------
@@ -331,6 +335,41 @@ class TestAnswers(JudgedAnswers):
 
 # --------------------------------------------------------------------------------------------------
 # The lesson's own code
+
+
+def printed(old: str, new: str, batches: int = 0) -> str:
+    """Return what a cell prints if a learner writes `new` for `old`, on a card that nothing else is on."""
+    names = names_from_cells("13", "class Block", "class GPT", "def batch(", "def weigh(")
+    names |= {"card": "H100-80GB", "on_gpu": on_gpu, "held_out": []}
+    said = StringIO()
+    [cell] = [cell for cell in cells(next(SOURCES.glob("13_*.py"))) if old in cell]
+    with redirect_stdout(said):
+        if batches:
+            with on_gpu(card=names["card"]):
+                names["model"], _ = names["make"]()
+                names["held_out"] = [names["batch"]() for _ in range(batches)]
+        exec(cell.replace(old, new), names)
+    return said.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"), [("del logits", "Right."), ("logits = None", "Right."), ("pass", "Not yet:")]
+)
+def test_the_line_that_frees_the_last_logits_is_judged(line: str, said: str) -> None:
+    assert said in printed("# write one line", line, batches=4)
+
+
+@pytest.mark.parametrize(
+    ("handler", "said"),
+    [
+        ("pass\n    return fitting(b // 2)", "Right."),
+        ("optimizer.zero_grad()\n    return fitting(b // 2)", "Right."),
+        ("torch.cuda.empty_cache()\n        return fitting(b // 2)", "Not yet: it says that 0"),
+        ("return b // 2", "Not yet: it says that 4"),
+    ],
+)
+def test_the_line_that_leaves_the_error_is_judged(handler: str, said: str) -> None:
+    assert said in printed("return fitting(b // 2)  # move this line", handler)
 
 
 def test_the_table_compares_with_what_the_card_counted() -> None:

@@ -120,17 +120,24 @@ with on_gpu(card=card):
 print(PROVENANCE)
 
 # %% [markdown]
-# Between two steps, 12 bytes per parameter are allocated: weights and Adam's moments. cuBLAS's
-# [workspaces](../docs/glossary.md#workspace) add 64 MiB on this card. Call this sum *rest*:
+# Now the closed form. Between two steps there are 12 bytes per parameter, weights and Adam's moments, and 64 MiB of
+# cuBLAS's [workspaces](../docs/glossary.md#workspace) on this card. Call this sum *rest*. Forward adds a *graph*, what
+# backward needs ([lesson 05](05_activations.ipynb)): 36 bytes per number in a block, 6 per
+# [logit](../docs/glossary.md#logits), the norm at the end, and autocast's copies of the weights. The peak comes when the
+# loss's backward adds an fp32 gradient of the logits.
 
 # %%
 T, h, L, V = 8 * 1024, 1024, 8, 50304
 N = sum(weight.numel() for weight in model.parameters())
 rest = 12 * N + 2 * 32 * 2**20
-print(f"N = {N:,}, rest = {rest:,} bytes; the H200 had {RECORDED['step 2'].before:,}")
+weight_copies = 2 * (12 * L * h * h + V * h)  # the linear layers in bf16
+graph = (36 * L + 6) * T * h + 6 * T * V + weight_copies
+usual = rest + graph + 4 * T * V
+print(f"N = {N:,}: rest {rest / 1e9:.2f} GB, graph {graph / 1e9:.2f} GB, step {usual / 1e9:.2f} GB")
 
 # %% [markdown]
-# **The gap** is 1 MiB, in none of the script's tensors. It stays the same to the end.
+# **The gap** to the card is small, and has names: flash attention's statistics and those of the norms, and 1 MiB that
+# is in none of the script's tensors.
 #
 # The run goes on: it evaluates four batches in four ways, saves, copies the weights for an average, generates text, adds up
 # losses, hits an error, and resumes. Twelve such moments were counted. **Your guess.** How many of the twelve peak
@@ -199,7 +206,6 @@ stack(rows, title, provenance="step after resuming, on the card of the cell abov
 # %%
 from course_utils.lessons.outside_the_step.recorded import three_ways
 
-usual = RECORDED["step 3"].peak
 three_ways(
     {
         "resume, map_location cuda, checkpoint kept": (rest + 4 * N, loads["cuda"]),
@@ -227,8 +233,6 @@ three_ways(
 predict("13.no_grad", unit="GB")
 
 # %%
-weight_copies = 2 * (12 * L * h * h + V * h)  # autocast's bf16 copies of the linear layers
-graph = (36 * L + 6) * T * h + 6 * T * V + weight_copies
 with on_gpu(card=card):
     held_out = [batch() for _ in range(4)]  # change this
     model.eval()
@@ -239,8 +243,7 @@ reveal("13.no_grad", careless[2], unit="GB")
 
 # %% [markdown]
 # `eval()` only switches layers such as dropout. Autograd keeps everything for a backward that never comes: each loss is
-# 4 bytes, and holds a graph of 5 GB. The formula is lesson 05's: 36 bytes per number in a block, 6 per
-# [logit](../docs/glossary.md#logits), plus the norm at the end and autocast's copies of the weights.
+# 4 bytes, and holds a graph of 5 GB.
 #
 # With `torch.no_grad()` there is no graph. What remains is what you collect:
 
@@ -573,22 +576,17 @@ three_ways(rows)
 
 # %% [markdown]
 # ## Rent for the largest moment
-# All twelve moments as the H200 counted them, and the step:
+# All twelve moments as the H200 counted them. "step 3" is a step with nothing else around it:
 
 # %%
-usual = RECORDED["step 3"].peak
-expected = ("step", "after", "copy of the state dict")  # these peak as they should
-moments = {
-    name: moment.peak
-    for name, moment in RECORDED.items()
-    if not name.startswith(expected) or "named" in name or "summed" in name
-}
-above = [name for name, peak in moments.items() if peak > usual]
-ranked = {"the step": usual} | moments
-ranked = dict(sorted(ranked.items(), key=lambda item: -item[1]))
+as_usual = ("step 1", "step 2", "step after it", "step after it, checkpoint deleted")
+left_out = (*as_usual, "after it is dropped", "copy of the state dict on the GPU")
+ranked = sorted(RECORDED.items(), key=lambda item: -item[1].peak)
+moments = {name: moment.peak for name, moment in ranked if name not in left_out}
+above = [name for name, peak in moments.items() if peak > moments["step 3"]]
 title = "An evaluation without no_grad needs more than twice as much as the step"
 reveal("13.count", len(above), unit="moments")
-bars(ranked, title, highlight="the step", provenance=f"peak of each moment · {PROVENANCE}")
+bars(moments, title, highlight="step 3", provenance=f"peak of each moment · {PROVENANCE}")
 
 # %% [markdown]
 # So the number to rent a card by is a maximum over *moments*, not over steps:
