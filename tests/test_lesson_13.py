@@ -346,7 +346,8 @@ def printed(old: str, new: str, batches: int = 0) -> str:
     with redirect_stdout(said):
         if batches:
             with on_gpu(card=names["card"]):
-                names["model"], _ = names["make"]()
+                names["model"], names["optimizer"] = names["make"]()
+                names["train"]()  # from then on there are moments
                 names["held_out"] = [names["batch"]() for _ in range(batches)]
         exec(cell.replace(old, new), names)
     return said.getvalue()

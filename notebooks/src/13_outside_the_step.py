@@ -80,14 +80,14 @@ def train(b=8):
 
 
 # %% [markdown]
-# Any work can be weighed by three counters: allocated before, allocated after, and the most in between. The second line
-# is the one that people forget.
+# Any work can be weighed by three counters: allocated before, allocated after, and the most in between. People forget
+# the reset.
 
 
 # %%
 def weigh(work, *arguments, **named):
     """Bytes allocated before and after some work, and the most in between."""
-    torch.cuda.reset_peak_memory_stats()  # or you read an older peak
+    torch.cuda.reset_peak_memory_stats()  # or an older peak counts
     before = torch.cuda.memory_allocated()
     result = work(*arguments, **named)
     after, peak = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
@@ -616,9 +616,7 @@ parts = [
     Segment("free", free, "free"),
 ]
 title = f"Tensors take {allocated / 1e9:.1f} GB, and nvidia-smi shows {(total - free) / 1e9:.1f}"
-stack(
-    {"between two steps": parts}, title, provenance="simulated; the size of the context is assumed"
-)
+stack({"between two steps": parts}, title, provenance="simulated; context assumed")
 
 # %% [markdown]
 # | you ask | it says | it does not see |
@@ -673,38 +671,27 @@ lines(curves, title, "sequences", "GB at the peak", level=level, provenance="sim
 
 # %% [markdown]
 # ### "FSDP is no better than DDP"
-# Rank 0 of 8 takes the step in DDP, in FSDP with only the model wrapped, and with every block wrapped.
+# In DDP, each GPU does what one GPU does alone, and keeps buckets ([lesson 10](10_data_parallelism.ipynb)). Compare that
+# with rank 0 of 8 in FSDP, where only the model is wrapped, or every block:
 
 # %%
-from torch.nn.parallel import DistributedDataParallel
-
-
-def ddp():
-    global model, optimizer
-    model = DistributedDataParallel(GPT().to("cuda"), gradient_as_bucket_view=True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    train()
-
-
-ways = {"DDP": ddp, "FSDP, model only": lambda: shard(False), "FSDP, each block": shard}
-peaks = {}
-for name, prepare in ways.items():
+_, alone = curves["as it is"]
+peaks = {"b = 8, one GPU": 1e9 * alone[-1], "b = 1, one GPU": 1e9 * alone[0]}
+for name, every_block in {"only the model": False, "each block": True}.items():
     model = optimizer = None
     with on_gpu(ranks=8, card=card):
         dist.init_process_group("nccl")
-        prepare()
+        shard(every_block)
         for b in (8, 1):  # change this
-            peaks[f"{name}, b = {b}"] = weigh(train, b)[2]
-
-# %%
+            peaks[f"b = {b}, FSDP, {name}"] = weigh(train, b)[2]
+peaks = dict(sorted(peaks.items(), key=lambda item: -item[1]))
 title = "FSDP divides weights, gradients and states. With b = 8, most of the peak is something else"
 bars(peaks, title, provenance="a step's peak, rank 0 of 8, simulated")
 
 # %% [markdown]
-# With 8 sequences each, FSDP saves a quarter, and hardly more if every block is wrapped: activations are not sharded.
-# With one sequence it more than halves the peak, and the blocks count. Three more reasons: the optimizer was made
-# *before* `fully_shard` and holds the whole weights; the model was built on the GPU first; the new room was spent on a
-# larger batch.
+# With 8 sequences each, FSDP saves less than a fifth, wherever it wraps: activations are not sharded. With one sequence
+# it more than halves the peak, and the blocks count. Three more reasons: the optimizer was made *before* `fully_shard`
+# and holds the whole weights; the model was built on the GPU first; the new room was spent on a larger batch.
 #
 # **"4 × 24 GB is 96 GB."** Not for one model. At 16 bytes per parameter, 24 GB hold 1.5 billion parameters. In DDP four
 # cards hold the same 1.5 billion, four times. FSDP gets near 6 billion, minus one gathered block, and minus activations:
