@@ -139,8 +139,8 @@ print(f"N = {N:,}: rest {rest / 1e9:.2f} GB, graph {graph / 1e9:.2f} GB, step {u
 # **The gap** to the card is small, and has names: the statistics of flash attention and of the norms, and 1 MiB that
 # torch 2.9 to 2.11 keep for products with a bias.
 #
-# The run goes on: it evaluates four batches in four ways, saves, copies the weights for an average, generates text, adds up
-# losses, hits an error, and resumes. Twelve such moments were counted. **Your guess.** How many of the twelve peak
+# The run goes on: it evaluates four batches in four ways, saves, copies the weights for an average, generates text,
+# adds up losses, hits an error, and resumes. Twelve such moments were counted. **Your guess.** How many of the twelve peak
 # higher than the step? You can change your guess until the last figure.
 
 # %%
@@ -313,7 +313,7 @@ source = "allocated as modules end, on the card of the cell above"
 lines(curves, title, "modules, in order", "GB", markers=False, provenance=source)
 
 # %% [markdown]
-# **Your turn.** The lowest curve has a step at the end of its first batch, which never goes away. Write one line, so
+# **Your turn.** After the first batch, even the lowest curves never come back to where they began. Write one line, so
 # that this evaluation stays below 4 GB.
 
 
@@ -436,8 +436,8 @@ three_ways({"an error kept in sys.last_value": (rest + fp32_graph, after)})
 
 # %% [markdown]
 # An error has a traceback, a traceback has frames, and a frame has its local variables. `logits` is one of them, with
-# its whole graph behind it. (In fp32, 64 bytes per number in a block.) A program that ends does not care. A notebook keeps the
-# last error, so that `%debug` can open it:
+# its whole graph behind it. (In fp32, 64 bytes per number in a block.) A script ends with its error. A notebook keeps
+# the error, so that `%debug` can open it:
 #
 # - `sys.last_value`, `sys.last_traceback` and, from Python 3.12 on, `sys.last_exc`: until the *next* error. Running
 #   `1/0` in a cell is a cure.
@@ -445,12 +445,14 @@ three_ways({"an error kept in sys.last_value": (rest + fp32_graph, after)})
 #   them.
 # - The debugger's frames, while it is open.
 #
-# **The cure** Put code into functions, and keep no error with its traceback: `error.with_traceback(None)`, or
-# `traceback.clear_frames(error.__traceback__)`. Then `gc.collect()`. `empty_cache()` alone frees nothing that is alive.
+# **The cure** In a notebook, `1/0` or a new kernel. In a script that goes on after errors, keep none with its traceback:
+# `error.with_traceback(None)`, or `traceback.clear_frames(error.__traceback__)`. `empty_cache()` frees nothing that is
+# alive.
 
 # %% [markdown]
 # ## 5 · Save
-# `torch.save` writes both state dicts, 12 bytes per parameter. **Your guess.** How many GB does the GPU need for that, in addition?
+# `torch.save` writes both state dicts, 12 bytes per parameter. **Your guess.** How many GB does the GPU need for that, on
+# top of what is there?
 
 # %%
 predict("13.save", unit="GB")
