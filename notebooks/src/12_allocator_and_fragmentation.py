@@ -113,7 +113,8 @@ def look_at_logits(model, optimizer):
 # %%
 waits_for("12.largest")
 snapshots.clear()
-with on_gpu("6 GiB"):  # change this
+card = 6 * 1024 * MiB  # change this
+with on_gpu(card):
     torch.cuda.empty_cache()
     try:
         train(prepare=look_at_logits, look=look)
@@ -126,17 +127,17 @@ with on_gpu("6 GiB"):  # change this
 
 # %%
 waits_for("12.largest")
-segments = snapshots["out of memory"]["segments"]
+segments = list(snapshots.values())[-1]["segments"]
 blocks = [block for segment in segments for block in segment["blocks"]]
 hole = max(block["size"] for block in blocks if block["state"] == "inactive")
-left = 6 * 2**30 - sum(segment["total_size"] for segment in segments)
+left = card - sum(segment["total_size"] for segment in segments)
 free = left + sum(block["size"] for block in blocks if block["state"] == "inactive")
-print(f"{free / (6 * 2**30):.0%} of the card is free, the largest hole has {hole / MiB:.0f} MiB,")
+print(f"{free / card:.0%} of the card is free, the largest hole has {hole / MiB:.0f} MiB,")
 print(f"and the driver has {left / MiB:.0f} MiB left. The request was for 786 MiB.")
 reveal("12.largest", max(hole, left))
 
 # %% [markdown]
-# (Change `"6 GiB"` to `"6.1 GiB"`, 102 MiB more. Predict, and run both cells.)
+# (Give the card 100 MiB more. Predict, and run both cells.)
 #
 # Is that real? An H200 trained the same run with less and less memory ([all 20
 # runs](../docs/evidence.md#the-smallest-card-that-works)):
@@ -174,7 +175,7 @@ for step, trace in {1: traces[0], 2: traces[1][len(traces[0]) :]}.items():
 # How can memory be reused at once, while the GPU may still compute with it? Because a CUDA *stream* runs its kernels in
 # order: the next tensor's kernel comes after the last one that reads the old tensor. This holds for one stream only. So
 # each stream has *pools* of its own, and another stream cannot use their free memory. That costs memory as soon as
-# something has a stream of its own: FSDP's gathers, a data loader's copies, a CUDA graph, whose tensors must stay where
+# something has a stream of its own: FSDP's gathers, a prefetcher's copies, a CUDA graph, whose tensors must stay where
 # they were captured ([a private
 # pool](https://docs.pytorch.org/docs/stable/notes/cuda.html#graph-memory-management)). If you use a tensor on another
 # stream yourself, tell the allocator by
@@ -248,7 +249,7 @@ allocator_player("a=4 b=4 c=4 d=12 e=512K -b f=2 -a -f g=7 -d h=11 i=13", event=
 
 # %%
 order = "LsLsL" * 4  # write another order
-tensors, late = None, "Right."
+tensors, verdict = None, "Right."
 try:
     with on_gpu("80 MiB", card="T4-16GB"):
         torch.cuda.empty_cache()
@@ -260,15 +261,14 @@ try:
             print("".join(marks[one["state"]] * (one["size"] // (4 * MiB)) for one in blocks))
         torch.empty(8 * MiB, dtype=torch.uint8, device="cuda")
 except torch.OutOfMemoryError as error:
-    late = f"Not yet: {error}"
+    verdict = f"Not yet: {error}"
 tensors = None
-print(late if sorted(order) == sorted("LsLsL" * 4) else "Not yet: twelve L and eight s.")
+print(verdict if sorted(order) == sorted("LsLsL" * 4) else "Not yet: twelve L and eight s.")
 
 # %% [markdown]
 # <details><summary>An order</summary>
 #
-# `"L" * 12 + "ssssssss"`, for example: one segment then has two holes side by side, and another is empty. Already
-# `"LssLL" * 4` is enough.
+# `"LssLL" * 4`, for example: two holes side by side are one. `"L" * 12 + "s" * 8` even leaves a whole segment empty.
 #
 # </details>
 #
@@ -280,15 +280,17 @@ print(late if sorted(order) == sorted("LsLsL" * 4) else "Not yet: twelve L and e
 
 # %% [markdown]
 # ## Four counters
-# Back to the training without a limit. After a step, only weights and Adam's states are left, 12 bytes per parameter:
-# 1.49 GB. **Your guess.** How many GB are *reserved* then?
+# Back to the training without a limit. After a step, only weights and Adam's states are left, 12 bytes per parameter.
+#
+# **Your guess.** How many GB are *reserved* then?
 
 # %%
 predict("12.kept", unit="GB")
 
 # %%
 waits_for("12.kept")
-for counter in ("requested_bytes", "allocated_bytes", "reserved_bytes"):  # change this
+print(f"estimated, 12·N      {12 * run.model.parameters / 1e9:.3f} GB")
+for counter in ("requested_bytes", "allocated_bytes", "reserved_bytes", "inactive_split_bytes"):
     print(f"{counter:20s} {stats[f'{counter}.all.current'] / 1e9:.3f} GB")
 reveal("12.kept", stats["reserved_bytes.all.current"])
 
@@ -300,10 +302,13 @@ reveal("12.kept", stats["reserved_bytes.all.current"])
 # | reserved | memory from the driver | why am I out of memory with room left? |
 # | inactive split | free memory in segments that hold a tensor | what can `empty_cache()` not return? |
 #
+# **The gap** between 12·N and requested are cuBLAS's [workspaces](../docs/glossary.md#workspace), which never go back: one
+# for forward and one for backward, 8.1 MiB each (32 MiB on Hopper). Allocated adds rests that were not split off.
+#
 # The driver's figure, which `nvidia-smi` shows, is larger: it includes the *[context](../docs/glossary.md#context-cuda)*
 # that CUDA needs in each process (549 MB on an H200, [recorded](../docs/gpu_results.md)), and what NCCL takes.
-# Allocated includes cuBLAS's [workspaces](../docs/glossary.md#workspace): one in forward, another in backward, which
-# never go back. A replay of your history through the same rules draws the curves:
+#
+# A replay of your history through the same rules draws the curves:
 
 # %%
 from course_utils import replay
@@ -322,16 +327,19 @@ mine = events(history)
 replayed = replay(mine)
 at = list(range(0, len(replayed), 20))
 both = {"reserved": replayed.reserved, "allocated": replayed.allocated}
-curves = {name: (at, [curve[event] / 1e9 for event in at]) for name, curve in both.items()}
+curves = {
+    name: (at, [max(curve[event : event + 20]) / 1e9 for event in at])
+    for name, curve in both.items()
+}
 gap = replayed.peak_reserved - stats["reserved_bytes.all.peak"]
 print(f"most reserved, replayed − counted: {gap} bytes")
 title = "Allocated memory falls after each step, reserved memory never does"
-lines(curves, title, "allocations and frees so far", "GB", markers=False, provenance="your history")
+lines(curves, title, "allocations and frees so far", "GB", markers=False, provenance="replayed")
 
 # %% [markdown]
 # ## The story in four panels
-# Where did a third of the card go? Four of your snapshots show the segments of over 300 MiB. Tensors are recognized by
-# their bytes: T = 8 · 512 tokens, V = 50,257 words, h = 768.
+# Where did a third of the card go? Here are four of your snapshots, without segments that are smaller than the logits.
+# Tensors are recognized by their bytes: T = 8 · 512 tokens, V = 50,257 words, h = 768.
 
 # %%
 from course_utils.lessons.allocator.figures import snapshot_panels
@@ -347,7 +355,7 @@ names = {
 moments = ["step 1: the loss is known", "after step 1", "step 2: the logits are there"]
 four = {moment: snapshots[moment] for moment in [*moments, "out of memory"] if moment in snapshots}
 title = "Small states move into large segments, and the next step finds no room"
-snapshot_panels(four, names, title, 300 * MiB, "blocks of torch.cuda.memory._snapshot()")
+snapshot_panels(four, names, title, 2 * T * V, "blocks of torch.cuda.memory._snapshot()")
 
 # %% [markdown]
 # 1. In step 1, two segments of 394 MiB held the [logits](../docs/glossary.md#logits) (freed by now) and the
@@ -356,13 +364,15 @@ snapshot_panels(four, names, title, 300 * MiB, "blocks of torch.cuda.memory._sna
 # 2. All four are empty when the *first* `optimizer.step()` makes Adam's states. Best fit puts two states of the
 #    embedding, V·h·4 bytes each, into the smallest that can hold them, for the whole training.
 # 3. In step 2, the logits no longer fit there. They share a segment of 786 MiB with the last blocks' tensors, and with
-#    autocast's bf16 copy of the head's weight.
+#    autocast's bf16 copy of the head's weight (dark blue).
 # 4. When the loss is known, the logits are freed: a hole of over 600 MiB. The bf16 log-probabilities have the other
 #    segment of 786 MiB, and leave half of it empty. Their fp32 copy gets a new one. And its gradient, 786 MiB, finds no
 #    room.
 #
-# The tensors of both steps are the same. What differs is who was there first. Change `run` to 4 sequences, and predict:
-# does the second step still need more segments?
+# The tensors of both steps are the same. What differs is who was there first.
+#
+# A state takes a segment of the logits as long as it fits: V·h·4 ≤ T·V·2, or T ≥ 2h. Below how many sequences of 512
+# tokens do the states move into the larger two? Change `micro_batch` at the top to one less, and run all cells to here.
 
 # %% [markdown]
 # ## Cures, and what they cost
@@ -386,9 +396,10 @@ snapshot_panels(four, names, title, 300 * MiB, "blocks of torch.cuda.memory._sna
 
 # %%
 def states_first(model, optimizer):
-    pass  # write a few lines: gradients of zero, and a step with a learning rate of zero
+    pass  # gradients of zero, and a step with a learning rate of zero
 
 
+# %%
 small = nn.Linear(3, 3)
 adam = torch.optim.AdamW(small.parameters(), lr=3e-4)
 before = small.weight.detach().clone()
@@ -399,10 +410,12 @@ if not torch.equal(before, small.weight) or adam.param_groups[0]["lr"] != 3e-4:
 try:
     with on_gpu("6 GiB"):
         torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
         train(prepare=states_first)
+        most = torch.cuda.max_memory_reserved() / 1e9
 except torch.OutOfMemoryError:
     problem = problem or "out of memory"
-print(f"Not yet: {problem}." if problem else "Right: both steps fit into 6 GiB.")
+print(f"Not yet: {problem}." if problem else f"Right: {most:.2f} GB reserved.")
 
 # %% [markdown]
 # <details><summary>The lines</summary>
@@ -450,7 +463,7 @@ with on_gpu():
 # rules agreed with an H200 at every moment of 24 trainings, half of them with expandable segments
 # ([recorded](../docs/gpu_results.md)).
 #
-# **Your guess.** The loop reserves 6.45 GB. How much with expandable segments?
+# **Your guess.** How many GB does your loop reserve with expandable segments?
 
 # %%
 predict("12.expandable", unit="GB")
@@ -467,12 +480,16 @@ cures = {
     "max_split_size_mb:512": (mine, {"max_split_size_mb": 512}),  # change this
     "roundup_power2_divisions:8": (mine, {"roundup_power2_divisions": 8}),
 }
-reserved = {}
+
+# %%
+reserved, fitting = {}, []
 for name, (those, setting) in cures.items():
-    fits = replay(those, "6 GiB", **setting).failure is None
-    reserved[f"{name}: {'fits' if fits else 'fails'}"] = replay(those, **setting).peak_reserved
+    if replay(those, "6 GiB", **setting).failure is None:
+        fitting.append(name)
+    words = "fits" if name in fitting else "fails"
+    reserved[f"{name} · {words}"] = replay(those, **setting).peak_reserved
 reveal("12.expandable", replay(mine, **expandable).peak_reserved)
-title = "Which cures let the training fit on 6 GiB?"
+title = f"{len(fitting)} of these {len(cures)} ways fit on 6 GiB"
 bars(reserved, title, provenance="reserved without a limit: replays of your loop's history")
 
 # %% [markdown]
