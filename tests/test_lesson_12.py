@@ -10,10 +10,12 @@ from edits import edited
 from matplotlib.text import Text
 
 from course_utils.allocator.replay import replay
+from course_utils.evidence.history import recorded_twice
 from course_utils.interactive.course_files import ROOT
 from course_utils.lessons.allocator.figures import segments_figure, snapshot_panels
 from course_utils.lessons.allocator.traces import RULES, reasons, trace_of
 from course_utils.lessons.allocator.widget import allocator_player
+from course_utils.measuring.recorded import newest
 from course_utils.units import MiB
 
 
@@ -260,6 +262,20 @@ def test_the_lesson_states_what_an_h200_counted() -> None:
     lesson = (ROOT / "notebooks" / "src" / "12_allocator_and_fragmentation.py").read_text(encoding="utf-8")
     assert f"fails, works = {row['too_small']:_}, {row['works']:_}" in lesson
     assert f"# recorded: {row['device']}, torch {row['torch'][:4]}, {row['date']}" in lesson
+
+
+def test_an_h200_reserved_with_expandable_segments_what_its_other_history_says() -> None:
+    found = recorded_twice()
+    assert len(found) == 12 and all(one.device == "NVIDIA H200" for one in newest("history"))
+    for twice in found.values():
+        trace = [one for one in twice.snapshot["device_traces"][0] if "segment" not in one["action"]]
+        sizes = [(one["size"] * (1 if one["action"] == "alloc" else -1), one["addr"]) for one in trace]
+        assert replay(sizes, expandable_segments=True).peak_reserved == twice.expandable < twice.without
+    for run, without, expandable in (
+        ("'gpt2', micro_batch=8, seq_len=1024, accumulation_steps=2", 10_452_205_568, 10_244_587_520),
+        ("'gpt2', micro_batch=4, seq_len=512, attention='eager'", 4_915_724_288, 4_848_615_424),
+    ):
+        assert found[f"TrainingRun({run})"][1:] == (without, expandable)  # docs/gpu_results.md
 
 
 def test_the_player_plays_what_is_typed() -> None:

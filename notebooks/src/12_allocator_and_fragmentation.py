@@ -75,6 +75,7 @@ def note(moment):
 
 with on_gpu():
     torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
     torch.cuda.memory._record_memory_history(max_entries=100_000)
     train(look=note)
     torch.cuda.memory._record_memory_history(enabled=None)
@@ -288,11 +289,17 @@ print(verdict if sorted(order) == sorted("LsLsL" * 4) else "Not yet: twelve L an
 predict("12.kept", unit="GB")
 
 # %%
+from course_utils.figures import bars
+
 waits_for("12.kept")
-print(f"estimated, 12·N      {12 * run.model.parameters / 1e9:.3f} GB")
-for counter in ("requested_bytes", "allocated_bytes", "reserved_bytes", "inactive_split_bytes"):
-    print(f"{counter:20s} {stats[f'{counter}.all.current'] / 1e9:.3f} GB")
-reveal("12.kept", stats["reserved_bytes.all.current"])
+counters = {"estimated: 12·N": 12 * run.model.parameters}
+for name in ("requested", "allocated", "reserved", "inactive_split"):
+    counters[name] = stats[f"{name}_bytes.all.current"]
+reveal("12.kept", counters["reserved"])
+title = (
+    f"Reserved is {counters['reserved'] / counters['allocated']:.1f} times what the tensors take"
+)
+bars(counters, title, provenance="memory_stats() after step 2")
 
 # %% [markdown]
 # | counter | what it counts | it answers |
@@ -307,34 +314,6 @@ reveal("12.kept", stats["reserved_bytes.all.current"])
 #
 # The driver's figure, which `nvidia-smi` shows, is larger: it includes the *[context](../docs/glossary.md#context-cuda)*
 # that CUDA needs in each process (549 MB on an H200, [recorded](../docs/gpu_results.md)), and what NCCL takes.
-#
-# A replay of your history through the same rules draws the curves:
-
-# %%
-from course_utils import replay
-from course_utils.figures import lines
-
-
-def events(snapshot):
-    """The (bytes, address) of each allocation in a snapshot's history, −bytes for a free."""
-    sign = {"alloc": 1, "free_completed": -1}
-    trace = [entry for entry in snapshot["device_traces"][0] if entry["action"] in sign]
-    return [(sign[entry["action"]] * entry["size"], entry["addr"]) for entry in trace]
-
-
-# %%
-mine = events(history)
-replayed = replay(mine)
-at = list(range(0, len(replayed), 20))
-both = {"reserved": replayed.reserved, "allocated": replayed.allocated}
-curves = {
-    name: (at, [max(curve[event : event + 20]) / 1e9 for event in at])
-    for name, curve in both.items()
-}
-gap = replayed.peak_reserved - stats["reserved_bytes.all.peak"]
-print(f"most reserved, replayed − counted: {gap} bytes")
-title = "Allocated memory falls after each step, reserved memory never does"
-lines(curves, title, "allocations and frees so far", "GB", markers=False, provenance="replayed")
 
 # %% [markdown]
 # ## The story in four panels
@@ -380,7 +359,7 @@ snapshot_panels(four, names, title, 2 * T * V, "blocks of torch.cuda.memory._sna
 #
 # | | cure | it costs |
 # |---|---|---|
-# | 1 | order: long-lived tensors before short-lived ones | two lines |
+# | 1 | order: long-lived tensors before short-lived ones | a few lines |
 # | 2 | [expandable segments](../docs/glossary.md#expandable-segments): `expandable_segments:True`. A segment grows page by page, every rest is split off, free pages go back one by one | an environment variable. Holes of less than a page, 20 MiB, stay |
 # | 3 | a smaller largest tensor: a [loss in chunks](../docs/glossary.md#chunked-loss) | the head's forward runs twice |
 # | 4 | `max_split_size_mb:512`: larger blocks are never split, so small tensors stay out of them | large blocks are used less well; PyTorch's documentation calls it a last resort |
@@ -434,7 +413,7 @@ print(f"Not yet: {problem}." if problem else f"Right: {most:.2f} GB reserved.")
 #
 # </details>
 #
-# Cure 3, in a loop of your own: each part's logits are computed, used, and computed again in backward.
+# Cure 3, in the same loop: each part's logits are computed, used, and computed again in backward.
 
 # %%
 from torch.utils.checkpoint import checkpoint
@@ -454,29 +433,56 @@ with on_gpu():
     torch.cuda.reset_peak_memory_stats()
     torch.cuda.memory._record_memory_history(max_entries=100_000)
     train(chunked_loss)
-    in_chunks = events(torch.cuda.memory._snapshot())
+    in_chunks = torch.cuda.memory._snapshot()
     torch.cuda.memory._record_memory_history(enabled=None)
     print(f"in chunks: {torch.cuda.max_memory_reserved() / 1e9:.2f} GB reserved")
 
 # %% [markdown]
-# The settings need a new process on a real card. But the *history* of your run can be replayed under any of them. These
-# rules agreed with an H200 at every moment of 24 trainings, half of them with expandable segments
-# ([recorded](../docs/gpu_results.md)).
-#
+# On a real card, a setting needs a new process. But `replay` can send the *history* of your run through the allocator's
+# rules, under any setting.
+
+# %%
+from course_utils import replay
+
+
+def events(snapshot):
+    """The (bytes, address) of each allocation in a snapshot's history, −bytes for a free."""
+    sign = {"alloc": 1, "free_completed": -1}
+    trace = [entry for entry in snapshot["device_traces"][0] if entry["action"] in sign]
+    return [(sign[entry["action"]] * entry["size"], entry["addr"]) for entry in trace]
+
+
+gap = replay(events(history)).peak_reserved - stats["reserved_bytes.all.peak"]
+print(f"your loop, most reserved: replayed − counted is {gap} bytes")
+
+# %% [markdown]
+# Does a real card agree? An H200 recorded twelve trainings twice. Replay the histories *without* expandable segments
+# under the setting, and compare with what the H200 counted *with* it:
+
+# %%
+from course_utils.evidence.history import recorded_twice
+
+equal = []
+for twice in recorded_twice().values():  # NVIDIA H200, torch 2.11, 2026-11-26
+    replayed = replay(events(twice.snapshot), expandable_segments=True).peak_reserved
+    equal.append(replayed == twice.expandable)
+print(f"{sum(equal)} of {len(equal)} are equal to the byte, such as the last:")
+print(f"counted without {twice.without:,}, with {twice.expandable:,}, replayed {replayed:,} bytes")
+
+# %% [markdown]
 # **Your guess.** How many GB does your loop reserve with expandable segments?
 
 # %%
 predict("12.expandable", unit="GB")
 
 # %%
-from course_utils.figures import bars
-
+mine, in_parts = events(history), events(in_chunks)
 expandable = {"expandable_segments": True}
 cures = {
     "as it is": (mine, {}),
     "expandable_segments:True": (mine, expandable),
-    "loss in chunks": (in_chunks, {}),
-    "both": (in_chunks, expandable),
+    "loss in chunks": (in_parts, {}),
+    "both": (in_parts, expandable),
     "max_split_size_mb:512": (mine, {"max_split_size_mb": 512}),  # change this
     "roundup_power2_divisions:8": (mine, {"roundup_power2_divisions": 8}),
 }
@@ -494,9 +500,7 @@ bars(reserved, title, provenance="reserved without a limit: replays of your loop
 
 # %% [markdown]
 # With `max_split_size_mb` the run fits, although it reserves as much as before: no small tensor gets into a large
-# block, so large blocks can go back. A real card says the same of expandable segments: GPT-2 with 4 sequences of 512
-# tokens in fp16 reserved 4.04 GB on an H200, with them 3.80 GB ([recorded](../docs/gpu_results.md)). Change
-# `max_split_size_mb` to 1024, predict, run.
+# block, so large blocks can go back. Change the 512 to 1024, predict, run.
 #
 # No setting moves a tensor. ZeRO sets aside contiguous memory before the training, and copies checkpoints and gradients
 # into it as they are made (section 6.3). "We can't do much about [residual
@@ -744,8 +748,8 @@ with on_gpu(card="A100-80GB"), tempfile.TemporaryDirectory() as folder:
     snapshot = pickle.loads(Path(folder, "steps.pickle").read_bytes())  # only a file of your own
 sign = {"alloc": 1, "free_completed": -1}
 trace = [entry for entry in snapshot["device_traces"][0] if entry["action"] in sign]
-events = [(sign[entry["action"]] * entry["size"], entry["addr"]) for entry in trace]
-print(replay(events, expandable_segments=True))
+mine = [(sign[entry["action"]] * entry["size"], entry["addr"]) for entry in trace]
+print(replay(mine, expandable_segments=True))
 
 # %% [markdown]
 # ## Take home

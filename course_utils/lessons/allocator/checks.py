@@ -160,9 +160,7 @@ FEATURES = 2048
 WHOLE = "Call the model once for each document, with the whole document and no other."
 
 
-def corpus(
-    lengths: Sequence[int], device: str, width: int = 8, features: int = 6
-) -> tuple[nn.Module, list[Any]]:
+def _corpus(lengths: Sequence[int], device: str, width: int, features: int) -> tuple[nn.Module, list[Any]]:
     """A small encoder, per token `width` numbers inside and `features` at the end, and its documents."""
     model = nn.Sequential(nn.Embedding(1000, width), nn.GELU(), nn.Linear(width, features)).to(device)
     return model, [torch.randint(1000, (length,), device=device) for length in lengths]
@@ -173,24 +171,21 @@ def embed(answer: Any) -> None:
     """`answer(model, documents)` lists each document's features, made in an order that fits the card."""
     _check_features(answer)
     for lengths, memory in CORPORA:
-        seen = list[tuple[int, int]]()  # tokens of each forward and what was there
-        found = list[Any]()  # device and shape of each result
+        seen = list[tuple[int, int]]()  # tokens of each forward, and the bytes in memory before it
         with on_new_gpu(memory):
-            model, given = corpus(lengths, "cuda", 4096, FEATURES)
+            model, given = _corpus(lengths, "cuda", 4096, FEATURES)
             start = torch.cuda.memory_allocated()
-            each = 4 * FEATURES
             model.register_forward_pre_hook(partial(_note_forward, seen))
             try:
                 got = call(answer, model, given, returns=(list, tuple), may_change=(0, 1))
                 found = [(one.device.type, *one.shape) for one in got]
             except CheckFailed as problem:
                 if isinstance(problem.__cause__, torch.OutOfMemoryError):
-                    made_room = not seen or seen[0][1] - start >= each * sum(lengths)
-                    _explain([tokens for tokens, _ in seen], lengths, made_room)
+                    fail(_why_full(seen, lengths, start))
                 raise
         expect(sorted(tokens for tokens, _ in seen) == sorted(lengths), WHOLE)
-        made = accumulate((each * tokens for tokens, _ in seen), initial=start)
-        stayed = all(there >= least for (_, there), least in zip(seen, made, strict=False))
+        kept = accumulate((4 * FEATURES * tokens for tokens, _ in seen), initial=start)
+        stayed = all(there >= least for (_, there), least in zip(seen, kept, strict=False))
         stayed &= found == [("cuda", length, FEATURES) for length in lengths]
         expect(stayed, "The features must stay on the GPU, from the moment they are made.")
 
@@ -203,36 +198,33 @@ def _check_features(answer: Any) -> None:
     """Judge the values on the CPU: also one document alone, and two of the same length."""
     for lengths in ((5,), (2, 3, 3, 7)):
         with seeded(), torch.no_grad():
-            model, given = corpus(lengths, "cpu")
+            model, given = _corpus(lengths, "cpu", 8, 6)
             right = [model(tokens) for tokens in given]
         got = call(answer, model, given, returns=(list, tuple))
         tensors = len(got) == len(given) and all(isinstance(one, torch.Tensor) for one in got)
         expect(tensors, "Return a list with one tensor of features for each document.")
-        graph = any(one.requires_grad for one in got)
         leave = "Your features carry a graph, which keeps the model's activations: leave `no_grad` in place."
-        expect(not graph, leave)
+        expect(not any(one.requires_grad for one in got), leave)
         exact = same(got, right)
         moved = not exact and all(any(same([one], [other]) for one in got) for other in right)
         order = "The features are right, but in the order that you made them. Return the documents' order."
         expect(not moved, order)
-        wrong = (
-            "Some features are wrong. Are they in fp32 all the way? Two documents may have the same length."
-        )
+        wrong = "Some features are wrong. In fp32 all the way? Two documents may have the same length."
         expect(exact, wrong)
 
 
-def _explain(tokens: list[int], lengths: Sequence[int], made_room: bool) -> None:
-    """Say why memory ran out, from the order of the forwards."""
-    expect(not Counter(tokens) - Counter(lengths), WHOLE)
-    room = (
-        "You make room for all features. How much? Are they copied there, or does `features[i] = …` replace?"
-    )
-    expect(not made_room, room)
-    stays = "Out of memory, but not from short to long: what else stays on the card, or is copied in the end?"
-    expect(tokens == sorted(tokens), stays)
-    given = lengths[0] < lengths[-1]
-    expect(given, "Out of memory where documents come from long to short: you rely on their order.")
-    fail(
+def _why_full(seen: Sequence[tuple[int, int]], lengths: Sequence[int], start: int) -> str:
+    """The reason why memory ran out, from the order of the forwards."""
+    tokens = [count for count, _ in seen]
+    if Counter(tokens) - Counter(lengths):
+        return WHOLE
+    if not seen or seen[0][1] - start >= 4 * FEATURES * sum(lengths):
+        return "You make room for all features. How much? Do you copy, or does `features[i] = …` replace?"
+    if tokens != sorted(tokens):
+        return "Out of memory, not from short to long: what else stays, or is copied in the end?"
+    if lengths[0] > lengths[-1]:
+        return "Out of memory where documents come from long to short: you rely on their order."
+    return (
         "Out of memory. "
         "From short to long, features lie in segments that are too small for the next document. "
         "Neither `del` nor `empty_cache` gives back a segment with a tensor in it."
