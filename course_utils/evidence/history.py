@@ -46,7 +46,7 @@ class Twice(NamedTuple):
 
 
 def recorded_twice() -> dict[str, Twice]:
-    """By run, every history that a GPU recorded under both settings."""
+    """Every training that a GPU recorded under both settings, by its run."""
     found: dict[str, dict[bool, dict[str, Any]]] = {}
     for item in newest("history"):
         run, _, settings = item.task.removeprefix("history of ").rpartition(", ")
