@@ -296,9 +296,10 @@ counters = {"estimated: 12·N": 12 * run.model.parameters}
 for name in ("requested", "allocated", "reserved", "inactive_split"):
     counters[name] = stats[f"{name}_bytes.all.current"]
 reveal("12.kept", counters["reserved"])
-title = (
-    f"Reserved is {counters['reserved'] / counters['allocated']:.1f} times what the tensors take"
-)
+gap = counters["estimated: 12·N"] - counters["requested"]
+print(f"the gap, 12·N − requested: {gap:,} bytes; two workspaces: {2 * 8.125 * MiB:,.0f} bytes")
+times = counters["reserved"] / counters["allocated"]
+title = f"Reserved is {times:.1f} times what the tensors take"
 bars(counters, title, provenance="memory_stats() after step 2")
 
 # %% [markdown]
@@ -309,8 +310,9 @@ bars(counters, title, provenance="memory_stats() after step 2")
 # | reserved | memory from the driver | why am I out of memory with room left? |
 # | inactive split | free memory in segments that hold a tensor | what can `empty_cache()` not return? |
 #
-# **The gap** between 12·N and requested are cuBLAS's [workspaces](../docs/glossary.md#workspace), which never go back: one
-# for forward and one for backward, 8.1 MiB each (32 MiB on Hopper). Allocated adds rests that were not split off.
+# **The gap** is cuBLAS's [workspaces](../docs/glossary.md#workspace), which never go back: one for forward and one for
+# backward, 8.125 MiB each (32 MiB on Hopper). The rest are the token ids, 8 bytes each, and the last loss, a block of
+# 512. Allocated adds rests of blocks that were not split off.
 #
 # The driver's figure, which `nvidia-smi` shows, is larger: it includes the *[context](../docs/glossary.md#context-cuda)*
 # that CUDA needs in each process (549 MB on an H200, [recorded](../docs/gpu_results.md)), and what NCCL takes.
@@ -456,7 +458,7 @@ gap = replay(events(history)).peak_reserved - stats["reserved_bytes.all.peak"]
 print(f"your loop, most reserved: replayed − counted is {gap} bytes")
 
 # %% [markdown]
-# Does a real card agree? An H200 recorded twelve trainings twice. Replay the histories *without* expandable segments
+# Does a real card agree? An H200 recorded [twelve trainings twice](../docs/gpu_results.md). Replay the histories *without* expandable segments
 # under the setting, and compare with what the H200 counted *with* it:
 
 # %%
