@@ -7,6 +7,7 @@ import pytest
 import torch
 from checking import Answers, JudgedAnswers
 from edits import edited
+from lesson_source import printed_with
 from matplotlib.text import Text
 
 from course_utils.allocator.replay import replay
@@ -108,18 +109,18 @@ EMBED = Answers(
 
 # --------------------------------------------------------------------------------------------------
 # 12.4: leak
-def living(snapshot: Any) -> Any:
+def living(snapshot: Any) -> dict[str, int]:
     """Bytes of the living blocks by the line that made them."""
-    found: dict[int, int] = {}
+    found: dict[str, int] = {}
     for segment in snapshot["segments"]:
         for block in segment["blocks"]:
             if block["state"] == "active_allocated":
-                line = max(frame["line"] for frame in block["frames"])
+                line = block["frames"][-1]["name"]
                 found[line] = found.get(line, 0) + block["size"]
     return found
 
 
-def leak(snapshots: Any) -> int | None:
+def leak(snapshots: Any) -> str | None:
     """The line whose bytes have grown every time."""
     sizes = [living(snapshot) for snapshot in snapshots]
     for line in sizes[-1]:
@@ -129,7 +130,7 @@ def leak(snapshots: Any) -> int | None:
     return None
 
 
-def largest(snapshots: Any) -> int:
+def largest(snapshots: Any) -> str:
     held = living(snapshots[-1])
     return max(held, key=lambda line: held[line])
 
@@ -262,6 +263,42 @@ def test_the_lesson_states_what_an_h200_counted() -> None:
     lesson = (ROOT / "notebooks" / "src" / "12_allocator_and_fragmentation.py").read_text(encoding="utf-8")
     assert f"fails, works = {row['too_small']:_}, {row['works']:_}" in lesson
     assert f"# recorded: {row['device']}, torch {row['torch'][:4]}, {row['date']}" in lesson
+
+
+CELLS = ("import TrainingRun, on_gpu", "def train(", "import predict")
+
+
+def test_an_order_of_tensors_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COURSE_SOURCE", "simulated")
+    for order, said in {
+        '"LssLL" * 4': "Right.",
+        '"L" * 12 + "s" * 8': "Right.",
+        '"sLLLs" * 4': "Not yet: CUDA out of memory",
+        '"s" * 20': "Not yet: twelve L",
+    }.items():
+        told = printed_with("12", 'order = "LsLsL" * 4', f"order = {order}", *CELLS)
+        assert told.splitlines()[-1].startswith(said), order
+
+
+STATES_FIRST = """for weight in model.parameters():
+        weight.grad = torch.zeros_like(weight)
+    optimizer.param_groups[0]["lr"] = 0.0
+    optimizer.step()
+    optimizer.param_groups[0]["lr"] = 3e-4
+    optimizer.zero_grad()
+"""
+
+
+def test_states_before_the_first_forward_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COURSE_SOURCE", "simulated")
+    for answer, said in {
+        STATES_FIRST: "Right: ",
+        STATES_FIRST.replace("0.0", "0.1"): "Not yet: a weight or the learning rate has changed.",
+        STATES_FIRST.replace("3e-4", "0.0"): "Not yet: a weight or the learning rate has changed.",
+        "optimizer.step()": "Not yet: Adam has no states.",
+    }.items():
+        told = printed_with("12", "pass  # gradients of zero", f"{answer}  # ", *CELLS)
+        assert told.splitlines()[-1].startswith(said), answer
 
 
 def test_an_h200_reserved_with_expandable_segments_what_its_other_history_says() -> None:

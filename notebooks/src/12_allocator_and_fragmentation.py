@@ -380,7 +380,6 @@ def states_first(model, optimizer):
     pass  # gradients of zero, and a step with a learning rate of zero
 
 
-# %%
 small = nn.Linear(3, 3)
 adam = torch.optim.AdamW(small.parameters(), lr=3e-4)
 before = small.weight.detach().clone()

@@ -14,7 +14,7 @@
 # **99 minutes** for all five; each exercise says how long it takes. You should know [lesson
 # 12](../notebooks/12_allocator_and_fragmentation.ipynb). No GPU is needed.
 #
-# Each exercise asks for one function, the last for a class. Write it, run the cell, then run the check below it. A
+# Each exercise asks for one function, the last for a function and a class. Write it, run the cell, then run the check below it. A
 # check tells you what is off, but never the answer. Stuck? Every exercise has three hints. Open one at a time. (“Run
 # All Cells” stops at the first check that is unsolved.)
 
@@ -269,29 +269,29 @@ with on_gpu("680 MiB"):
 # **Difficulty** ●●●●○ · **15 minutes** · **Trains** comparing memory snapshots
 #
 # Find the line of code whose tensors pile up. Your function gets torch's memory snapshots of a training, one after each
-# of four steps. A living block has `block["state"] == "active_allocated"`. `made_by(block)` is the number of the line
-# that made it, or None.
+# of four steps. A living block has `block["state"] == "active_allocated"`. `made_by(block)` is the line that made it.
 #
-# Do the living bytes of a line grow from each snapshot to the next? Return its number. If no line does that, return
-# `None`. A program that keeps something once, however large, has no leak.
+# Do the living bytes of a line grow from each snapshot to the next? Return the line, as `made_by` has it. If no line
+# does that, return `None`. A program that keeps something once, however large, has no leak.
 
 
 # %%
-def made_by(block: dict) -> int | None:
-    lines = [frame["line"] for frame in block["frames"] if "site-packages" not in frame["filename"]]
-    return next(filter(None, lines), None)
+def made_by(block: dict) -> str:
+    """The line of code that made a block."""
+    code = [frame["name"] for frame in block["frames"] if frame["line"]]
+    return code[0] if code else "not made by this program"
 
 
 snapshots = check.example_snapshots()
 blocks = [block for segment in snapshots[-1]["segments"] for block in segment["blocks"]]
 living = [block for block in blocks if block["state"] == "active_allocated"]
-print(f"{len(living)} living blocks; line {made_by(living[0])} made the first")
+print(f"{len(living)} living blocks; the last: {living[-1]['size']:,} bytes, {made_by(living[-1])}")
 
 
 # %%
-def leak(snapshots: list[dict]) -> int | None:
-    """Return the number of the line whose tensors pile up from snapshot to snapshot, or None."""
-    ### BEGIN SOLUTION Return a line's number, or None.
+def leak(snapshots: list[dict]) -> str | None:
+    """Return the line whose tensors pile up from snapshot to snapshot, or None."""
+    ### BEGIN SOLUTION Return a line of code, or None.
     held = [Counter() for _ in snapshots]
     for sizes, snapshot in zip(held, snapshots, strict=True):
         for segment in snapshot["segments"]:
@@ -331,10 +331,10 @@ check.leak(leak)
 # ### Why
 # Size does not show a leak: a program may keep the largest tensor once, and for a good reason. A leak makes new tensors
 # step after step, and none is freed. In a snapshot from a GPU, a block has all frames of Python's stack, from the inside
-# out, so the first one outside of torch is yours. The search is the same.
+# out: the first one outside of torch is yours, with file and line number. The search is the same.
 
 # %% tags=["solution"]
-print(f"leak in the example: line {leak(snapshots)}")
+print(f"leak in the example: {leak(snapshots)}")
 
 # %% [markdown]
 # ## 5 · An allocator of forty lines

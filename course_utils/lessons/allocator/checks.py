@@ -4,7 +4,6 @@ import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from inspect import getsourcelines
 from itertools import accumulate
 from pathlib import Path
 from random import Random
@@ -233,9 +232,12 @@ def _why_full(seen: Sequence[tuple[int, int]], lengths: Sequence[int], start: in
 
 # --------------------------------------------------------------------------------------------------
 # 12.4: leak
+LINES = ("hidden = model[0](batch)", "output = model[1](hidden)")
+
+
 @cache
 def snapshots(leak: str | None) -> list[dict[str, Any]]:
-    """torch's snapshots after each of four steps, which keep what `leak` names; step 3 keeps more, once."""
+    """torch's snapshots after each of four steps, which keep what `leak` makes; step 3 keeps more, once."""
     kept = list[torch.Tensor]()
     found = list[Any]()
     with on_new_gpu():
@@ -247,8 +249,8 @@ def snapshots(leak: str | None) -> list[dict[str, Any]]:
             hidden = model[0](batch)
             output = model[1](hidden)
             output.square().mean().backward()
-            made = {"hidden": hidden.detach(), "output": output.detach()}
-            kept += [tensor for name, tensor in made.items() if name == leak or step == 3]
+            made = dict(zip(LINES, (hidden.detach(), output.detach()), strict=True))
+            kept += [tensor for line, tensor in made.items() if line == leak or step == 3]
             del hidden, output, made
             optimizer.step()
             optimizer.zero_grad()
@@ -258,25 +260,18 @@ def snapshots(leak: str | None) -> list[dict[str, Any]]:
     return found
 
 
-def _line_of(name: str | None) -> int | None:
-    """The number of the line above that makes it."""
-    lines, first = getsourcelines(snapshots)
-    places = [first + at for at, line in enumerate(lines) if line.lstrip().startswith(f"{name} = model")]
-    return places[0] if places else None
-
-
-LEAKS: tuple[str | None, ...] = ("output", None, "hidden")
-"""The tensors that pile up in each hidden case; None where none do."""
+LEAKS: tuple[str | None, ...] = (LINES[1], None, LINES[0])
+"""The line whose tensors pile up in each hidden case; None where none do."""
 example_snapshots = partial(snapshots, LEAKS[0])  # one of the hidden cases, to look at
 
 
 @exercise("12.4", "A leak is neither the largest nor the oldest block: its line grows from step to step.")
 def leak(answer: Any) -> None:
-    """`answer(snapshots)` is the number of the line whose tensors pile up, or None."""
-    got = [call(answer, snapshots=snapshots(name), returns=int | None) for name in LEAKS]
-    wrong = [(mine, name) for mine, name in zip(got, LEAKS, strict=True) if mine != _line_of(name)]
+    """`answer(snapshots)` is the line of code whose tensors pile up, or None."""
+    got = [call(answer, snapshots=snapshots(line), returns=str | None) for line in LEAKS]
+    wrong = [(mine, line) for mine, line in zip(got, LEAKS, strict=True) if mine != line]
     none = "You find a leak where there is none. Do the line's bytes grow from *each* snapshot to the next?"
-    expect(None not in [name for _, name in wrong], none)
+    expect(None not in [line for _, line in wrong], none)
     missed = "You find nothing, but something piles up: add up each line's living bytes in each snapshot."
     expect(None not in [mine for mine, _ in wrong], missed)
     expect(not wrong, "You name a line whose tensors are kept once. Which line makes more and more?")
