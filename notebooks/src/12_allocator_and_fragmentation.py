@@ -370,7 +370,7 @@ snapshot_panels(four, names, title, 2 * T * V, "blocks of torch.cuda.memory._sna
 #
 # All but 1 and 3 are set by `PYTORCH_ALLOC_CONF` (formerly `PYTORCH_CUDA_ALLOC_CONF`), before the process starts. The
 # last works only after `torch.cuda.set_per_process_memory_fraction(…)`, and only without expandable segments
-# (`CUDACachingAllocator.cpp`).
+# (`CUDACachingAllocator.cpp`). A real card's message recommends number 2 by name.
 #
 # **Your turn.** Cure 1: make Adam's states before the first forward, without a change of any weight.
 
@@ -699,24 +699,21 @@ quiz(12)
 
 # %% [markdown]
 # ## In your own script
-# Start your training with another setting, one after the other. (Older PyTorch: `PYTORCH_CUDA_ALLOC_CONF`.)
-#
-# ```bash
-# PYTORCH_ALLOC_CONF=expandable_segments:True python train.py
-# PYTORCH_ALLOC_CONF=max_split_size_mb:512 python train.py
-# PYTORCH_ALLOC_CONF=garbage_collection_threshold:0.8 python train.py  # with a memory fraction, as below
-# ```
-#
-# Record a few steps on CUDA, also if memory runs out in them. <https://pytorch.org/memory_viz> opens the file.
+# Record a few steps on CUDA, also if memory runs out in them. <https://pytorch.org/memory_viz> opens the file. Then start
+# your training with another setting, one at a time. (Older PyTorch: `PYTORCH_CUDA_ALLOC_CONF`.)
 
 # %%
 import torch
+
+# PYTORCH_ALLOC_CONF=expandable_segments:True python train.py
+# PYTORCH_ALLOC_CONF=max_split_size_mb:512 python train.py
+# PYTORCH_ALLOC_CONF=garbage_collection_threshold:0.8 python train.py  # needs a fraction below 1
 
 
 def record(train, path, fraction=1.0):
     """Call train(), print counters, and write torch's snapshot to `path`; needs CUDA."""
     if fraction < 1:
-        torch.cuda.set_per_process_memory_fraction(fraction)  # of the card, for garbage collection
+        torch.cuda.set_per_process_memory_fraction(fraction)  # of the card
     torch.cuda.memory._record_memory_history(max_entries=100_000)  # before the first tensor
     try:
         train()  # a few steps of yours
