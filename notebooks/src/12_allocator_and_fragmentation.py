@@ -478,13 +478,13 @@ predict("12.expandable", unit="GB")
 
 # %%
 mine, in_parts = events(history), events(in_chunks)
-expandable = {"expandable_segments": True}
+expandable, size = {"expandable_segments": True}, 512  # change this
 cures = {
     "as it is": (mine, {}),
     "expandable_segments:True": (mine, expandable),
     "loss in chunks": (in_parts, {}),
     "both": (in_parts, expandable),
-    "max_split_size_mb:512": (mine, {"max_split_size_mb": 512}),  # change this
+    f"max_split_size_mb:{size}": (mine, {"max_split_size_mb": size}),
     "roundup_power2_divisions:8": (mine, {"roundup_power2_divisions": 8}),
 }
 
@@ -675,7 +675,7 @@ operations = {
     "norm of one flat buffer": lambda ws, _: torch.cat([w.grad.flatten() for w in ws]).norm(),
     "norm of the norms": lambda ws, _: torch.stack([w.grad.norm() for w in ws]).norm(),
     "clip_grad_norm_": lambda ws, _: nn.utils.clip_grad_norm_(ws, max_norm=1.0),
-    "AdamW, foreach": lambda _, optimizer: optimizer.step(),
+    "AdamW's step": lambda _, optimizer: optimizer.step(),
 }
 
 # %%
