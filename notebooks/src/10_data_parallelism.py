@@ -530,7 +530,7 @@ bars(ways, title, provenance="max_memory_allocated() until backward ends, rank 0
 # makes a new tensor next to the bucket, so views save nothing until the last micro-batch.
 # `zero_grad(set_to_none=False)` writes zeros into the view instead, and gradients add up *in* the bucket. So with views
 # *and* accumulation, clear that way. (Does a third micro-batch cost more than the second? And look at step 2 instead of
-# step 3: DDP has just made its buckets anew, and the gradients still are views of the old ones.)
+# step 3: as it begins, DDP makes its buckets anew, next to the old ones with the gradients that it copies.)
 #
 # Without `no_sync`, memory is as low, but each micro-batch is sent: k times the bytes.
 
