@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from checking import Answers, JudgedAnswers
 from edits import edited
+from lesson_source import names_from_cells
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -15,7 +16,6 @@ from torch.nn.utils import vector_to_parameters
 
 from course_utils.lessons.sharding.check_ranks import padded
 from course_utils.lessons.sharding.checks import PROGRAM, RANKS
-from course_utils.lessons.sharding.sent import SentBytes
 from course_utils.lessons.sharding.widget import shard_sliders
 from course_utils.lessons.shared.on_ranks import outcomes, pretended
 
@@ -194,7 +194,8 @@ def test_sliders_follow_ranks_and_stage() -> None:
 
 
 def test_sent_bytes_are_those_of_the_paper_by_kind() -> None:
-    with pretended(0, 4), SentBytes() as sent:
+    sent_bytes = names_from_cells("11", "def sent_bytes")["sent_bytes"]
+    with pretended(0, 4), sent_bytes() as sent:
         whole = torch.zeros(40)
         own = torch.zeros(10)
         dist.all_reduce(whole)

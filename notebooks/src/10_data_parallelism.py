@@ -712,10 +712,12 @@ bars(seconds, title, unit="s", provenance=source)
 # by kind. Here is rank 0 of 2, on the simulated GPU, then counted in two real processes on your processor.
 
 # %%
-from course_utils import compare
-from course_utils.models import TransformerConfig
+from dataclasses import replace
 
-small = TransformerConfig("small", "gpt2", 6, 256, 4, vocab=512, max_positions=128)
+from course_utils import compare
+
+sizes = {"layers": 6, "hidden": 256, "heads": 4, "ffn": 1024, "vocab": 512, "max_positions": 128}
+small = replace(xl.model, name="small", kv_heads=4, dropout=0.0, **sizes)
 run = TrainingRun(small, 1, 128, "fp32", attention="eager", world_size=2)
 compare(run, "simulated")
 
