@@ -63,15 +63,13 @@ for reduction in ("mean", "sum"):
 def train_pass(model, optimizer, loader, k: int) -> list[float]:
     """Step once per k micro-batches of a stream, on all their tokens' mean; return these means."""
     ### BEGIN SOLUTION Return a list with one number for each step.
-    stream = iter(loader)
     losses, size = [], k
     while size:
         total = count = size = 0
-        for tokens, targets in islice(stream, k):
+        for tokens, targets in islice(loader, k):
             loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="sum")
             loss.backward()
-            total = total + loss.item()
-            count = count + (targets != -100).sum().item()
+            total, count = total + loss.item(), count + (targets != -100).sum().item()
             size = size + 1
         if count:
             for weight in model.parameters():
@@ -201,31 +199,32 @@ check.add_up_in_fp32(add_up_in_fp32)
 # FSDP use such hooks. With one micro-batch per step you could step inside the hook and need no fp32 gradient at all.
 # With several, the sum must wait.
 
+
+# %% tags=["solution"]
+def after_backward(weights, masters):
+    for weight, master in zip(weights, masters, strict=True):
+        master.grad = weight.grad.float() + (0 if master.grad is None else master.grad)
+        weight.grad = None
+
+
 # %% tags=["solution"]
 from course_utils import on_gpu
 
 with on_gpu():
-    for hooked in (False, True):
-        layers = [
+    for where in ("after backward", "in hooks"):
+        linear = [
             torch.nn.Linear(2048, 2048, bias=False).to("cuda", torch.bfloat16) for _ in range(8)
         ]
-        weights = [layer.weight for layer in layers]
+        weights = [layer.weight for layer in linear]
         masters = [weight.detach().float() for weight in weights]
-        handles = add_up_in_fp32(weights, masters) if hooked else []
+        handles = add_up_in_fp32(weights, masters) if where == "in hooks" else []
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         for x in torch.randn(2, 8, 2048, device="cuda", dtype=torch.bfloat16):
-            torch.nn.Sequential(*layers)(x).sum().backward()
-            if hooked:
-                continue
-            for weight, master in zip(weights, masters, strict=True):
-                if master.grad is None:
-                    master.grad = weight.grad.float()
-                else:
-                    master.grad = master.grad + weight.grad
-                weight.grad = None
+            torch.nn.Sequential(*linear)(x).sum().backward()
+            if where == "after backward":
+                after_backward(weights, masters)
         peak = (torch.cuda.max_memory_allocated() - before) / 1e6
-        where = "in hooks" if hooked else "after backward"
         print(f"{where:15} {peak:.0f} MB more at the peak")
 
 # %% [markdown]
