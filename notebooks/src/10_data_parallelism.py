@@ -469,7 +469,7 @@ time_axis(rows, {}, [], title, xlabel="seconds", provenance=source)
 
 # %% [markdown]
 # What counts is the *exposed* time: a step's length, minus that of a step without exchange. The last bucket is ready
-# only when backward ends, so its transfer is always exposed.
+# only when backward ends, so its transfer is always exposed. (Exercise 1 computes it for any buckets.)
 #
 # Is your step with small buckets no faster than that with one? Then overlap did not pay here. An exchange takes cores
 # from backward on a CPU, and multiprocessors and memory bandwidth on a GPU. Two processes on a busy processor show that

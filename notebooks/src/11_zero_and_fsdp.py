@@ -219,7 +219,8 @@ for device in ("cuda", "meta"):
     print(f"built on {device}: peak {peak / 1e6:.0f} MB; 4Ψ/8 = {4 * psi / 8e6:.0f} MB")
 
 # %% [markdown]
-# `to_empty` leaves garbage in the weights, so initialize them or load a checkpoint afterwards (*In your own script*).
+# `to_empty` leaves garbage in the weights. So initialize them afterwards (*In your own script*), or load a checkpoint
+# (exercise 1).
 #
 # ### A mesh of two dimensions
 # Gathers are fast inside a machine and slow between machines. *Hybrid* sharding (HSDP) shards over S ranks, say those of
