@@ -34,9 +34,9 @@ from course_utils.lessons.data_parallelism import checks as check
 # ## 1 · The exposed time
 # **Difficulty** ●●○○○ · **10 minutes** · **Trains** what of an exchange hides behind backward, and what never does
 #
-# Return how many seconds a step waits for the exchange of gradients after backward has ended.
+# After backward has ended, the exchange of gradients may still go on. Return for how many seconds.
 #
-# - `ready` are the seconds at which the buckets are full, in order. Backward ends when the last one is.
+# - `ready` says when each bucket is full, in seconds and in order. Backward ends when the last one is.
 # - `sizes` are their bytes.
 # - The buckets leave over one link, one after the other. A bucket leaves when it is full and the one before it has
 #   arrived.
@@ -67,8 +67,7 @@ check.exposed(exposed)
 # </details>
 # <details><summary>Hint 2: two conditions</summary>
 #
-# Keep the time at which the link is free again. The next bucket begins at that time, or when it is full: at the later
-# one.
+# Remember when the link is free again. The next bucket begins then, or when it is full: whichever is later.
 #
 # </details>
 # <details><summary>Hint 3: the end</summary>

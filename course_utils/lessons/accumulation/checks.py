@@ -72,7 +72,8 @@ def _looking_ahead(
     for group in [counts[first : first + k] for first in range(0, len(counts), k)]:
         if sum(group):
             pairs = zip(group, weigh(group), strict=True)
-            loss = sum(weight * mean_loss(model, _micro_batch(real)) for real, weight in pairs if real)
+            weighed = [weight * mean_loss(model, _micro_batch(real)) for real, weight in pairs if real]
+            loss = torch.stack(weighed).sum()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -280,7 +280,7 @@ def _right(*counts: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def judge_tokens(backward: Any) -> dict[str, Any]:
-    """What a learner's function returns on this rank, and its gradient, for each of TOKENS."""
+    """The loss that a learner's function returns on this rank, and its gradient, for each of TOKENS."""
     losses, gradients, rank = [], [], dist.get_rank()
     for counts in TOKENS:
         model = DistributedDataParallel(_reader())

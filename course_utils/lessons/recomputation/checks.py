@@ -248,7 +248,9 @@ def own_checkpoint(answer: Any) -> None:
         expect(len(notes) > times, never)
         none = "No gradient reaches x. What does your backward return for it?"
         expect(got.gradients[1] is not None, none)
-        missing = "A weight that the function uses gets no gradient. It is no input. Who goes backward to it?"
+        missing = (
+            "A weight that the function uses gets no gradient. Who goes backward to what is not an input?"
+        )
         expect(all(gradient is not None for gradient in got.gradients[len(INPUTS) :]), missing)
         expect(len(after) == 1, TOO_FAR)
         expect(len(set(notes)) == 1, FORMATS)

@@ -180,7 +180,7 @@ def _of_other_cells(source: str, known: Mapping[str, Any], sent: set[str]) -> It
             continue
         sent.add(node.id)
         value = known[node.id]
-        name, module = getattr(value, "__name__", ""), getattr(value, "__module__", None)
+        name, module = (getattr(value, what, None) or "" for what in ("__name__", "__module__"))
         if isinstance(value, ModuleType):
             yield f"import {name} as {node.id}"
         elif inspect.isfunction(value) and module == known["__name__"]:
