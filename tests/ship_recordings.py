@@ -7,6 +7,7 @@ import lzma
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -46,6 +47,14 @@ def _runs() -> Iterator[TrainingRun]:
     yield TrainingRun("tiny-llama", 4, 256, "bf16", "adam8bit", recompute="full", **quantized)
     # 18
     yield from counted_runs()
+    # the demos, for the card that stands for every machine without a GPU
+    on_t4: dict[str, Any] = {"precision": "amp-fp16", "attention": "efficient"}
+    medium = TrainingRun("gpt2-medium", 6, 512, **on_t4)
+    chunked = TrainingRun("gpt2", 18, 1024, loss_chunks=8, **on_t4)
+    whole = TrainingRun("gpt2", 8, 1024, **on_t4)
+    yield from (medium, medium.replace(optimizer="sgd"))
+    yield from (chunked, chunked.replace(recompute="selective"), chunked.replace(recompute="full"))
+    yield from (whole, whole.replace(micro_batch=2, accumulation_steps=4))
 
 
 def counted_runs() -> list[TrainingRun]:
