@@ -99,7 +99,9 @@ def all_moments(run: TrainingRun) -> Iterator[Moment]:
     if run.compile == "model":
         during = (moments_of_compiled_loss(step), block_moments(step), compiled_stem_moments(step, full))
     if old := of_ranks.old_buckets(run):
-        yield Moment("buckets made anew", "forward", plus(full, {"gradients": old}), "once, as step 2 begins")
+        yield Moment(
+            "rebuilding of buckets", "forward", plus(full, {"gradients": old}), "once, as step 2 begins"
+        )
     for name, phase, parts, happens in chain(*during):
         yield Moment(name, phase, plus(before_forward(run, full, name), parts), happens)
     for name, phase, parts, happens in after_backward(run, full):
