@@ -637,5 +637,5 @@ quiz(8)
 #
 # This lesson corrects claim 15 of [what the sources got wrong](../docs/errata.md).
 #
-# Now solve [exercises 1 and 2](../exercises/08_gradient_accumulation.ipynb). Then, if you like, [lesson
+# Now solve [exercises 1 to 3](../exercises/08_gradient_accumulation.ipynb). Then, if you like, [lesson
 # 09](09_large_batches.ipynb): large batches and their learning rate.

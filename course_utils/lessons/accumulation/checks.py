@@ -223,7 +223,84 @@ def _hooked(model: nn.Module) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------
-# 08.3: measure_noise
+# 08.3: scaled_step
+LONGEST, EVERY, STEPS = 0.15, 2, 9  # some gradients are shorter
+FIRST_SCALE = 2.0**23
+
+
+def _scaled(
+    model: nn.Module, optimizer: Any, parts: Any, state: Any, longest: float, every: int, mistake: str = ""
+) -> bool:
+    """A step as `torch.amp.GradScaler` takes it, with micro-batches; on request with a `mistake`."""
+    weight: Any = model.get_parameter("weight")
+    for part in parts:
+        loss = mean_loss(model, part) / (1 if mistake == "sum" else len(parts))
+        (loss * state["scale"]).backward()
+        if mistake == "each time" and part is not parts[-1]:
+            weight.grad /= state["scale"]
+    good = bool(weight.grad.isfinite().all())
+    if good:
+        if mistake == "clipped before":
+            nn.utils.clip_grad_norm_([weight], longest)
+        if mistake != "scaled":
+            weight.grad /= state["scale"]
+        if mistake != "clipped before":
+            nn.utils.clip_grad_norm_([weight], longest)
+        optimizer.step()
+    state["good"] = state["good"] + 1 if good else 0
+    if not good or state["good"] == every:
+        state["scale"] *= 2 if good else 0.5
+        state["good"] *= mistake == "goes on"
+    optimizer.zero_grad()
+    return good
+
+
+def _steps(step: Callable[..., Any]) -> torch.Tensor:
+    """The weights, the state and the answer after each of some steps, whose gradients overflow as in fp16."""
+    model = _bigrams()
+    table = model.get_parameter("weight")
+    table.register_hook(lambda gradient: gradient.masked_fill(gradient.abs() > 65504, torch.inf))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    state, rows = {"scale": FIRST_SCALE, "good": 0}, []
+    for number in range(STEPS):
+        parts = [_micro_batch(40 + number + place) for place in range(3)]
+        stepped = step(model, optimizer, parts, state, LONGEST, EVERY)
+        infinite = "A weight is not finite: you step with a sum of gradients that has overflowed."
+        expect(table.isfinite().all(), infinite)
+        left = "After a step, or one that was left out, some `.grad` is not None. Who clears it?"
+        expect(table.grad is None, left)
+        now = [state["scale"] / FIRST_SCALE, float(state["good"]), float(stepped)]
+        rows.append(torch.cat([table.detach().flatten(), torch.tensor(now, dtype=table.dtype)]))
+    return torch.stack(rows)
+
+
+SCALE_MISTAKES = {
+    "You clip gradients that still have the scale. Which comes first?": "clipped before",
+    "You divide by the scale after each micro-batch: the first ones are divided again and again.": (
+        "each time"
+    ),
+    "The optimizer steps with gradients that still have the scale.": "scaled",
+    "You go backward from a sum of losses. The gradient of their mean was asked for.": "sum",
+    "After the scale has doubled, the count of good steps begins again.": "goes on",
+}
+
+
+@exercise("08.3", "Divided once, judged once, clipped once: a scale for the whole sum.")
+def scaled_step(answer: Any) -> None:
+    """`answer(model, optimizer, parts, state, longest, every)` takes a step with a scaled loss, or none."""
+    got = _steps(partial(call, answer, returns=bool, may_change=range(6), hints=UNUSED))
+    right = _steps(_scaled)
+    scale = "The scale, the count or what you return is off. Print `state` after each step."
+    weights = "The weights are off. What happens once per micro-batch, and what once per step?"
+    apart = same([got[:, :-3]], [right[:, :-3]])
+    mistakes = {
+        says: partial(_steps, partial(_scaled, mistake=mistake)) for says, mistake in SCALE_MISTAKES.items()
+    }
+    recognized([got], [()], partial(_steps, _scaled), mistakes, scale if apart else weights, same)
+
+
+# --------------------------------------------------------------------------------------------------
+# 08.4: measure_noise
 def _small_gpt() -> nn.Module:
     """A small GPT in fp64, with one weight that nobody uses and one that is frozen."""
     model = language_model(layers=1, hidden=32).double()
@@ -279,7 +356,7 @@ NOISE_HINTS = {
 }
 
 
-@exercise("08.3", "Every micro-batch counts, and no gradient was copied.")
+@exercise("08.4", "Every micro-batch counts, and no gradient was copied.")
 def measure_noise(answer: Any) -> None:
     """`answer(model, parts)` is (|G|², tr(Σ)), and leaves the mean's gradient in `.grad`."""
     got, known = [], []
@@ -307,40 +384,3 @@ def measure_noise(answer: Any) -> None:
 def _accumulated(model: nn.Module, parts: Sequence[MicroBatch]) -> None:
     for part in parts:
         (mean_loss(model, part) / len(parts)).backward()
-
-
-# --------------------------------------------------------------------------------------------------
-# 08.4: rate
-RATE_CASES = (
-    *((step, 500, 0.1, 32, "sgd") for step in (0, 250, 900)),
-    *((step, 200, 3e-4, 36, "adam") for step in (0, 50, 201)),
-)
-
-
-def _rate(step: int, warm: int, rate: float, k: int, optimizer: str) -> float:
-    """k·rate for "sgd" (Goyal et al. 2017), √k·rate for "adam" (Granziol 2022), after a line from `rate`."""
-    peak = rate * {"sgd": k, "adam": k**0.5}[optimizer]
-    return peak if step >= warm else rate + (peak - rate) * step / warm
-
-
-RATE_MISTAKES: Mistakes = {
-    "You scale by k for Adam, too. Its rule is different.": lambda t, w, r, k, o: _rate(t, w, r, k, "sgd"),
-    "You scale by √k for SGD, too. Its rule is linear.": lambda t, w, r, k, o: _rate(t, w, r, k, "adam"),
-    "You start from zero, not from the small batch's rate.": (
-        lambda t, w, r, k, o: _rate(w, w, r, k, o) * min(1, t / w)
-    ),
-    "There is no warm-up: your rate is at its peak from the first step.": (
-        lambda t, *case: _rate(10**6, *case)
-    ),
-    "Your rate still grows after the warm-up.": (
-        lambda t, w, r, k, o: r + (_rate(w, w, r, k, o) - r) * t / w
-    ),
-}
-
-
-@exercise("08.4", "Linear or √k, and gently at first.")
-def rate(answer: Any) -> None:
-    """`answer(step, warm, rate, k, optimizer)` is a step's learning rate for a batch k times as large."""
-    got = [call(answer, step=t, warm=w, rate=r, k=k, optimizer=o) for t, w, r, k, o in RATE_CASES]
-    otherwise = "Some rate is off: what is it at step 0, what from step `warm` on, and what halfway between?"
-    recognized(got, RATE_CASES, _rate, RATE_MISTAKES, otherwise)
