@@ -529,9 +529,9 @@ def command(written, capfd):
 def without_a_process(monkeypatch):
     """Has `watch` execute scripts in this process, as starting one for each takes seconds."""
 
-    def watch(path, arguments, source, *, card, steps, ranks, rank):
-        measured = watch_script(path, arguments, source, card=card, steps=steps, ranks=ranks, rank=rank)
-        return measured, place_for(card, source).card
+    def watch(path, arguments, source, **choices):
+        measured = watch_script(path, arguments, source, **choices)
+        return measured, place_for(choices["card"], source).card
 
     monkeypatch.setattr(apart, "watch_apart", watch)
 

@@ -12,17 +12,21 @@ from typing import Any
 from ..allocator.replay import replay
 from ..estimating.workspaces import installed_torch
 from ..gpus import IMITATED, Gpu
-from ..measurement import Allocation, Measurement, Messages
+from ..measurement import Allocation, HostMemory, Measurement, Messages
 from ..units import aligned, format_bytes, percent
 from .which_cards import Answer, answer_on, answers
 
 ORDERED_BY_AGE = (2, 13)  # From this torch on it does not matter where the driver places a segment
-VERSION = 1  # Of `Report.to_dict`
+VERSION = 2  # Of `Report.to_dict`
 WORTH_IT = 0.03  # Part of the peak that a change has to save to be named
 CHUNKS = 8  # Pieces that the loss is computed in
 # Of fp32: one byte each, and an fp32 scale for 256 (bitsandbytes' block-wise states)
 EIGHT_BIT = (1 + 4 / 256) / 4
 EIGHT_BIT_FROM = 4096  # Elements below which bitsandbytes keeps fp32
+NOT_COUNTED = (
+    "of the host's memory tensors alone are counted: not Python's objects, NumPy's arrays, mapped files,"
+    " a DataLoader's workers and its pinned batches, or the CUDA context's part"
+)
 PASSING = ("activations", "temporaries")  # Kinds of what a pass makes
 
 Part = Callable[[Allocation], float]
@@ -59,7 +63,8 @@ class Report:
     @property
     def notes(self) -> list[str]:
         """Sentences on how it was watched."""
-        return self.measured.provenance.note.split("; ")
+        found = self.measured.provenance.note.split("; ")
+        return [*found, NOT_COUNTED] if self.measured.host else found
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain data, sizes in bytes; a change of its form changes "version"."""
@@ -83,16 +88,27 @@ class Report:
     def __str__(self) -> str:
         measured = self.measured
         word = "simulated" if measured.source == "simulated" else "measured"
+        run = ", in the whole run" if measured.parts else ""
         peaks = [
             ("peak", _in_gb(measured.peak), f"peak of the tensors, {word}, in {measured.peak_phase}"),
-            ("allocated", _in_gb(self.allocated), "by the allocator's rules (max_memory_allocated)"),
-            ("reserved", _in_gb(self.reserved), "by the same (max_memory_reserved)"),
+            ("allocated", _in_gb(self.allocated), f"by the allocator's rules{run} (max_memory_allocated)"),
+            ("reserved", _in_gb(self.reserved), f"by the same{run} (max_memory_reserved)"),
         ]
         peaks += [
             ("not predicted", _seen(most), f"cuDNN's workspace for convolutions ({kind}), as an H200 took it")
             for kind, most in measured.not_predicted.items()
         ]
-        lines = [aligned(peaks, 3), "", str(measured.breakdown), "", repr(measured.explain(self.count)), ""]
+        if measured.host:
+            peaks.append(("host memory", _in_gb(measured.host.peak), _of_host(measured.host)))
+        lines = [
+            *_parts(measured),
+            aligned(peaks, 3),
+            "",
+            str(measured.breakdown),
+            "",
+            repr(measured.explain(self.count)),
+            "",
+        ]
         if measured.messages:
             lines += ["Messages to other ranks in this step:", _messages(measured.messages), ""]
         if self.wanted:
@@ -109,10 +125,37 @@ class Report:
 
 def report(measured: Measurement, card: Gpu = IMITATED, wanted: Gpu | None = None, count: int = 10) -> Report:
     """The report on a script that was watched on `card`: with the answer for `wanted`, if that is given."""
-    replayed = replay(measured, descending=installed_torch() < ORDERED_BY_AGE)
-    allocated, reserved = replayed.peak_allocated, replayed.peak_reserved
+    if measured.parts:
+        allocated = max(part.allocated for part in measured.parts)
+        reserved = max(part.reserved for part in measured.parts)
+    else:
+        replayed = replay(measured, descending=installed_torch() < ORDERED_BY_AGE)
+        allocated, reserved = replayed.peak_allocated, replayed.peak_reserved
     answer = answer_on(wanted, allocated, reserved, card) if wanted else None
     return Report(measured, card, allocated, reserved, answer, count)
+
+
+def _parts(measured: Measurement) -> Iterator[str]:
+    """Lines on the parts of a whole run; none for a script that was watched for its steps alone."""
+    if not measured.parts:
+        return
+    largest = max(measured.parts, key=lambda part: part.allocated)
+    rows = [("peak", "before", "after", "part", "", "most of it", "begins in")]
+    for part in measured.parts:
+        kind, size = max(part.breakdown.items(), key=lambda item: item[1])
+        share = f"{percent(size / part.breakdown.total)} {kind.replace('_', ' ')}" if size else ""
+        sizes = (_in_gb(part.allocated), _in_gb(part.before), _in_gb(part.after))
+        rows.append((*sizes, part.name, "largest" if part is largest else "", share, part.line))
+    yield "The whole run, by the allocator's rules. The largest peak says which card to choose:"
+    yield aligned(rows, range(3, 7))  # numbers come first
+    yield ""
+    yield "The last step that was watched:"
+
+
+def _of_host(host: HostMemory) -> str:
+    pinned = f", {_in_gb(host.pinned)} of them pinned" if host.pinned else ""
+    ranks = f"; {host.ranks} ranks of a node: {_in_gb(host.ranks * host.peak)}" if host.ranks > 1 else ""
+    return f"of tensors on the host at most{pinned}, in {host.line}{ranks}"
 
 
 def _in_gb(size: int) -> str:
