@@ -17,7 +17,7 @@ from ..units import aligned, format_bytes, percent
 from .which_cards import Answer, answer_on, answers
 
 ORDERED_BY_AGE = (2, 13)  # From this torch on it does not matter where the driver places a segment
-VERSION = 2  # Of `Report.to_dict`
+VERSION = 1  # Of `Report.to_dict`
 WORTH_IT = 0.03  # Part of the peak that a change has to save to be named
 CHUNKS = 8  # Pieces that the loss is computed in
 # Of fp32: one byte each, and an fp32 scale for 256 (bitsandbytes' block-wise states)

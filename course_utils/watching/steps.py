@@ -6,8 +6,9 @@ are known, and so are results of small known values on the simulated GPU.
 
 import gc
 import threading
+import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, NoReturn
@@ -74,9 +75,11 @@ class ScriptWatch(PhaseWatch):
         self.in_a_thread = ""  # a sentence once another thread has used the GPU, or an optimizer
         self._thread = threading.get_ident()
         self.stepped: Counter[int] = Counter()  # by optimizer, since the last step of the training was over
-        self._optimizers: dict[int, torch.optim.Optimizer] = {}
+        self._kinds: dict[int, str] = {}  # of optimizers that have stepped
+        # By id, and weak: a script may replace its model, and what nobody else holds is freed
+        self._optimizers: MutableMapping[int, torch.optim.Optimizer] = weakref.WeakValueDictionary()
         self._names: dict[int, str] = {}
-        self._modules: dict[int, torch.nn.Module] = {}
+        self._modules: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._weights: dict[int, str] = {}
 
     def _bind_all(self) -> None:
@@ -164,12 +167,20 @@ class ScriptWatch(PhaseWatch):
         """Name a model's modules, and bind its weights, buffers and gradients, when first a part is met."""
         kind = type(root).__name__
         for path, module in root.named_modules():
-            if self._names.setdefault(id(module), f"{kind}.{path}" if path else kind):
-                self._modules[id(module)] = module  # alive, or another may get its id
+            if id(module) not in self._names:
+                self._names[id(module)] = f"{kind}.{path}" if path else kind
+                weights = [id(weight) for weight in module.parameters(recurse=False)]
+                forget = partial(self._forget, id(module), weights)  # as another may get its id
+                self._modules[id(module)] = weakref.ref(module, forget)
         for path, weight in root.named_parameters():
             self._bind_weight(weight, f"{kind}.{path}")
         for path, buffer in root.named_buffers():
             self.tracker.bind("parameters", [buffer], f"{kind}.{path}")
+
+    def _forget(self, module: int, weights: list[int], _: Any) -> None:
+        for names, each in ((self._names, module), *((self._weights, weight) for weight in weights)):
+            names.pop(each, None)
+        del self._modules[module]
 
     def _bind_weight(self, weight: torch.Tensor, name: str) -> None:
         if id(weight) in self._weights:
@@ -190,6 +201,7 @@ class ScriptWatch(PhaseWatch):
             self._bind_weight(weight, f"{type(optimizer).__name__}.params.{number}")
             self.tracker.bind("gradients", [weight.grad], self._weights[id(weight)])
         self._optimizers[id(optimizer)] = optimizer
+        self._kinds[id(optimizer)] = type(optimizer).__name__
         self.stepped[id(optimizer)] += 1
         self.tracker.bind_states()
         if all(self.stepped[one] for one in self._optimizers) or max(self.stepped.values()) == PATIENCE:
@@ -212,9 +224,10 @@ class ScriptWatch(PhaseWatch):
                 return
         taken: Counter[str] = Counter()
         for one, times in self.stepped.items():
-            taken[type(self._optimizers[one]).__name__] += times
+            taken[self._kinds[one]] += times
         self.taken.append(taken)
-        self._optimizers = {one: self._optimizers[one] for one in self.stepped}  # the others never step
+        for one in set(self._optimizers) - set(self.stepped):  # which never step
+            del self._optimizers[one]
         self.stepped.clear()
         self.ends.append(len(self.tracker.events))
         if len(self.ends) == self.steps:

@@ -13,24 +13,25 @@ from course_utils.interactive.course_files import ROOT
 from course_utils.measuring.simulated import availability
 from course_utils.units import MiB
 from course_utils.watching.on_gpu import on_gpu
+from course_utils.watching.script import watch_script
 
 pytestmark = pytest.mark.skipif(not availability()[0], reason="a GPU cannot be simulated here")
 
 ON_CARD = ROOT / "tests" / "gpu"
 CARD = "H200-141GB"
-FIRST, *COUNTED = map(json.loads, (ON_CARD / "recorded" / "outside_the_step.jsonl").read_text().splitlines())
+KEPT = workspaces_of(GPUS[CARD].capability).lt - workspaces_of(GPUS[CARD].capability, (2, 11)).lt
+"""Bytes that cuBLASLt keeps from the first step on, above those with the torch that counted."""
+
+_, *COUNTED = map(json.loads, (ON_CARD / "recorded" / "outside_the_step.jsonl").read_text().splitlines())
 
 
 def test_each_moment_takes_what_the_card_counted_to_the_byte(tmp_path):
-    """With another torch than 2.11, all differ by what cuBLASLt keeps from the first step on."""
     specification = importlib.util.spec_from_file_location("outside", ON_CARD / "outside_the_step.py")
     assert specification and specification.loader
     on_card = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(on_card)
     with on_gpu(card=CARD):
         found = measure_moments(on_card.moments(tmp_path / "checkpoint.pt"))
-    capability = GPUS[CARD].capability
-    kept = workspaces_of(capability).lt - workspaces_of(capability, (2, 11)).lt
     differences = {
         one["moment"]: [
             getattr(found[one["moment"]], name) - one[name] for name in ("before", "after", "peak")
@@ -38,7 +39,53 @@ def test_each_moment_takes_what_the_card_counted_to_the_byte(tmp_path):
         for one in COUNTED
     }
     assert len(differences) == len(found.moments) == 19
-    assert differences == {name: [kept] * 3 for name in differences} | {"step 1": [0, kept, kept]}
+    assert differences == {name: [KEPT] * 3 for name in differences} | {"step 1": [0, KEPT, KEPT]}
+
+
+SCRIPT = f"""import sys
+from pathlib import Path
+import torch
+sys.path.insert(0, {str(ON_CARD)!r})
+from outside_the_step import Training, batch
+
+run = Training(Path("checkpoint.pt"))
+for _ in range(2):
+    run.step()
+run.save()
+run.begin()
+run.resume("cuda")
+for _ in range(1000):
+    run.step()
+run.kept = None
+run.kept = [batch() for _ in range(4)]
+run.evaluate(lambda logits: logits.float())
+run.save()
+run.kept = None
+run.generate()
+"""
+
+
+def test_the_parts_of_a_whole_script_take_what_the_card_counted(tmp_path, monkeypatch):
+    """The script resumes with its checkpoint on the GPU, trains, evaluates, saves and generates.
+
+    The card did the last three without having resumed so, which leaves Adam's counters of steps on the GPU.
+    """
+    monkeypatch.setenv("COURSE_SOURCE", "simulated")
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    counted = {one["moment"]: one["peak"] for one in COUNTED}
+    before = {one["moment"]: one["before"] for one in COUNTED}
+    counters = before["step after it, checkpoint deleted"] - before["step after it"]
+    found = {part.name: part.allocated for part in watch_script(path, card=CARD, steps=4, whole=True).parts}
+    expected = {
+        "loading": counted["resume, map_location cuda, checkpoint kept"],
+        "later steps": counted["step after it, checkpoint still named"],
+        "evaluation": counted["evaluation, no_grad, fp32 logits kept on the GPU"] + counters,
+        "saving": counted["torch.save of both state dicts"] + counters,
+        "generation": counted["generation without a cache, 64 tokens, in the middle of training"] + counters,
+    }
+    assert {part: found[part] - peak for part, peak in expected.items()} == dict.fromkeys(expected, KEPT)
 
 
 def test_the_helper_says_what_the_counters_say_by_hand():
