@@ -38,10 +38,10 @@ FIRST_STEP, LATER_STEPS, SAVING, GENERATION = "first step", "later steps", "savi
 EVALUATIONS = (EVALUATION, WITH_GRADIENTS)
 
 CALLS = {
-    "save": SAVING, "save_pretrained": SAVING, "load": LOADING, "load_state_dict": LOADING,
+    "torch.save": SAVING, "save_pretrained": SAVING, "torch.load": LOADING, "load_state_dict": LOADING,
     "eval": EVALUATION, "generate": GENERATION,
 }  # fmt: skip
-"""Names of functions in a script's source, and the part that a call begins."""
+"""Functions and methods in a script's source, and the part that a call begins."""
 
 NAME = "_loop_of_a_watched_script"
 
@@ -293,8 +293,10 @@ class _Batches(_Loop):
         each = (_alive(self._run.tracker) - self._first) // (self._given - 1)
         grows = f", and each leaves {format_bytes(each)} more" if each > 0 else ""
         of = "" if self._count is None else f" of {self._count:,}"
+        if grows and self._count:
+            grows += f": the others would add {format_bytes(each * (self._count - self._given))}"
         line = self._run.begun[-1].line
-        self._run.notes.setdefault(f"evaluation got {self._given}{of} batches{grows}: {line}")
+        self._run.notes.setdefault(f"evaluation got {self._given}{of} batches{grows}, in {line}")
 
 
 def _alive(tracker: Tracker) -> int:
@@ -349,7 +351,10 @@ def _calls(tree: ast.AST) -> dict[str, int]:
     found: dict[str, int] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            part = CALLS.get(node.func.attr)
-            if part:
-                found[part] = min(node.lineno, found.get(part, node.lineno))
+            name = node.func.attr
+            owner = node.func.value
+            if isinstance(owner, ast.Name):
+                part = CALLS.get(name) or CALLS.get(f"{owner.id}.{name}")
+                if part:
+                    found[part] = min(node.lineno, found.get(part, node.lineno))
     return found
