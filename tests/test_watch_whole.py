@@ -210,4 +210,4 @@ def test_the_host_s_tensors_are_counted_for_each_rank_of_a_node(watched, tmp_pat
     assert host.peak == checkpoint + host.pinned + max(pageable, batch)
     assert main(["watch", "--ranks", "16", "train.py"]) == 0
     [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("host memory")]
-    assert f"8 ranks of a node: {8 * host.peak / 1e9:.3f} GB" in line
+    assert f"each of 8 ranks on a node takes as much: {8 * host.peak / 1e9:.3f} GB" in line

@@ -154,7 +154,9 @@ def _parts(measured: Measurement) -> Iterator[str]:
 
 def _of_host(host: HostMemory) -> str:
     pinned = f", {_in_gb(host.pinned)} of them pinned" if host.pinned else ""
-    ranks = f"; {host.ranks} ranks of a node: {_in_gb(host.ranks * host.peak)}" if host.ranks > 1 else ""
+    ranks = ""
+    if host.ranks > 1:
+        ranks = f"; if each of {host.ranks} ranks on a node takes as much: {_in_gb(host.ranks * host.peak)}"
     return f"of tensors on the host at most{pinned}, in {host.line}{ranks}"
 
 

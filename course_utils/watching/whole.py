@@ -76,7 +76,7 @@ class WholeRun:
         self._asked_for_states = None
         last = self.begun[-1]
         if (last.name, last.line) != (name, line):
-            self._add(Begun(len(self.tracker.events), name, line))
+            self._add(Begun(self.tracker.certain(), name, line))
 
     def _add(self, part: Begun) -> None:
         self.begun.append(part)
@@ -161,12 +161,12 @@ class WholeRun:
 
     def _ask_for_states(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not self._inside and self._asked_for_states is None:
-            self._asked_for_states = len(self.tracker.events)
+            self._asked_for_states = self.tracker.certain()
         return function(*args, **kwargs)
 
     def found(self) -> tuple[RunPart, ...]:
         """The parts in the order in which they first began, each at its highest moment."""
-        end = len(self.tracker.events) if self.end is None else self.end
+        end = self.tracker.certain() if self.end is None else self.end
         self.tracker.borders.add(end)
         self.tracker.order_frees()
         events = self.tracker.events[:end]
@@ -232,7 +232,7 @@ class WholeRun:
         try:
             exec(code, vars(module))
         finally:  # before the module and all that it holds is gone
-            self.end = len(self.tracker.events)
+            self.end = self.tracker.certain()
             sys.modules["__main__"] = before
             self._note_missing(wanted)
 
