@@ -191,6 +191,24 @@ def test_a_model_in_eval_mode_that_is_trained_takes_steps(watched):
     assert [part.name for part in measured.parts] == ["set-up", "first step", "later steps"]
 
 
+def test_an_average_is_evaluated_after_a_loop_and_a_teacher_is_part_of_the_step(watched):
+    measured = watched(f"""
+other = copy.deepcopy(model).eval().requires_grad_(False)
+for x in DataLoader(data, batch_size=None):
+    with torch.no_grad():
+        other(x.cuda())
+    step(x)
+with torch.no_grad():
+    other(torch.zeros({WIDTH}, {WIDTH}).cuda())
+""")
+    names = [(part.name, part.line.partition("  ")[0]) for part in measured.parts]
+    assert names[1:] == [
+        ("first step", "train.py:28"),
+        ("later steps", "train.py:28"),
+        ("evaluation", "train.py:38"),
+    ]
+
+
 ON_THE_HOST = f"""
 torch.save(model.state_dict(), "checkpoint.pt")
 checkpoint = torch.load("checkpoint.pt", map_location="cpu")

@@ -146,7 +146,8 @@ def _parts(measured: Measurement) -> Iterator[str]:
         share = f"{percent(size / part.breakdown.total)} {kind.replace('_', ' ')}" if size else ""
         sizes = (_in_gb(part.allocated), _in_gb(part.before), _in_gb(part.after))
         rows.append((*sizes, part.name, "largest" if part is largest else "", share, part.line))
-    yield "The whole run, by the allocator's rules. The largest peak says which card to choose:"
+    steps = sum(name.startswith("end of step") for name in measured.moments)
+    yield f"The whole run, with training up to step {steps}. The largest peak says which card to choose:"
     yield aligned(rows, range(3, 7))  # numbers come first
     yield ""
     yield "The last step that was watched:"

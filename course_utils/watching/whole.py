@@ -68,6 +68,7 @@ class WholeRun:
         self.notes: dict[str, None] = {}
         self._asked_for_states: int | None = None  # the event at which a state dict was asked for
         self._inside = False  # of a call that is a part
+        self._left_loop = False  # True from the end of a loop that trained until the next step
 
     # The parts
 
@@ -84,7 +85,8 @@ class WholeRun:
 
     def forward(self, module: torch.nn.Module, trained: bool) -> None:
         """A module is called by no other one. With gradients on, in training, it is a step's forward."""
-        if not trained or self._inside:
+        other = self._left_loop and any(True for _ in module.parameters())  # an average of the weights, say
+        if self._inside or not (trained or other):
             return
         graded = torch.is_grad_enabled()
         if graded and module.training:
@@ -95,6 +97,7 @@ class WholeRun:
 
     def begin_step(self) -> None:
         """A training step goes on, or the next one begins."""
+        self._left_loop = False
         self.begin(LATER_STEPS if self.steps else FIRST_STEP, self._line_of_step())
 
     def backward(self) -> None:
@@ -209,7 +212,9 @@ class WholeRun:
 
     def ends_loop(self, steps: int) -> bool:
         """True for a loop that began when so many steps had been taken, if it has trained since."""
-        return self.over and self.steps > steps
+        ends = self.over and self.steps > steps
+        self._left_loop |= ends
+        return ends
 
     def _batches(self, begin: Callable[[Any], Iterator[Any]]) -> Callable[[Any], "_Batches"]:
         """`DataLoader.__iter__`, whose loop may end."""
