@@ -117,7 +117,7 @@ def test_each_part_has_its_peak_and_its_line(watched, capsys):
     ]
 
 
-def test_what_it_finds_is_saved_printed_and_decides_which_card_fits(watched, tmp_path):
+def test_what_it_finds_is_saved_printed_and_decides_which_card_fits(watched, tmp_path, capsys):
     measured = watched(EVERYTHING)
     assert read_measurement(save_measurement(measured, tmp_path / "kept")).parts == measured.parts
     found = report(measured)
@@ -125,8 +125,8 @@ def test_what_it_finds_is_saved_printed_and_decides_which_card_fits(watched, tmp
     assert found.allocated == largest.allocated == max(part.allocated for part in measured.parts)
     [line] = [line for line in str(found).splitlines() if "largest  " in line and "generation" in line]
     assert "model.generate(" in line
-    assert [part["name"] for part in found.to_dict()["parts"]] == [part.name for part in measured.parts]
-    assert json.dumps(found.to_dict())
+    assert main(["watch", "--whole", "--json", "train.py"]) == 0
+    assert json.loads(capsys.readouterr().out)["parts"] == [part.to_dict() for part in measured.parts]
 
 
 def test_the_last_step_is_the_same_as_without_the_rest(watched, tmp_path):

@@ -508,7 +508,8 @@ def outside() -> list[str]:
             1,024 tokens, bf16 by autocast and AdamW also resumes, evaluates, saves, copies and generates.
             With torch 2.11, the simulated GPU gives each of these {3 * len(rows)} counts of allocated
             bytes to the byte. From torch 2.12 on each is 1 MiB lower after the first step: cuBLASLt has
-            no workspace of its own any more. Sizes in GB.
+            no workspace of its own any more. `watch --whole` finds the same peaks as parts of a script. Sizes
+            in GB.
         """),
         "",
         *table(("moment", "before", "after", "peak"), cells),
