@@ -26,19 +26,8 @@ class MomentPeaks:
     moments: tuple[MomentPeak, ...]
     device: str
 
-    @property
-    def largest(self) -> MomentPeak:
-        """The moment with the highest peak: the one by which to choose a card."""
-        return max(self.moments, key=lambda moment: moment.peak)
-
-    def __getitem__(self, name: str) -> MomentPeak:
-        for moment in self.moments:
-            if moment.name == name:
-                return moment
-        raise KeyError(f"no moment {name!r}; known: {', '.join(moment.name for moment in self.moments)}")
-
     def __repr__(self) -> str:
-        largest = self.largest
+        largest = max(self.moments, key=lambda moment: moment.peak)
         shown = formatter(largest.peak)
         rows = [("moment", "before", "after", "peak", "")]
         rows += [

@@ -9,10 +9,9 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -66,6 +65,7 @@ class WholeRun:
         self.steps = 0  # that were taken so far
         self.end: int | None = None  # the event at which the script ended
         self.notes: dict[str, None] = {}
+        self._lines: dict[str, str] = {}  # in which steps began
         self._asked_for_states: int | None = None  # the event at which a state dict was asked for
         self._inside = False  # of a call that is a part
         self._left_loop = False  # True from the end of a loop that trained until the next step
@@ -98,19 +98,18 @@ class WholeRun:
     def begin_step(self) -> None:
         """A training step goes on, or the next one begins."""
         self._left_loop = False
-        self.begin(LATER_STEPS if self.steps else FIRST_STEP, self._line_of_step())
+        self.begin(*self._step())
 
     def backward(self) -> None:
         """Backward begins: what was taken for an evaluation with gradients was a step's forward."""
         last = self.begun[-1]
         if last.name == WITH_GRADIENTS:
-            last.name, last.line = LATER_STEPS if self.steps else FIRST_STEP, self._line_of_step()
+            last.name, last.line = self._step()
 
-    def _line_of_step(self) -> str:
-        """The line of these steps: that of their first forward or update."""
+    def _step(self) -> tuple[str, str]:
+        """The part of this step, and the line in which the first of its kind began."""
         name = LATER_STEPS if self.steps else FIRST_STEP
-        known = (part.line for part in self.begun if part.name == name)
-        return next(known, "") or self._place()[0]
+        return name, self._lines.setdefault(name, self._place()[0])
 
     def _place(self) -> tuple[str, bool]:
         """The innermost line of the script's own files, and True if a function `generate` called from there.
@@ -133,7 +132,9 @@ class WholeRun:
         """Inside, calls that load and save begin parts, and loops over a DataLoader may end."""
         stack = ExitStack()
         loader = torch.utils.data.DataLoader
-        stack.enter_context(mock.patch.object(loader, "__iter__", self._batches(loader.__iter__)))
+        begin = loader.__iter__
+        batches = lambda one: _Batches(self, begin(one), one)  # noqa: E731  as a method, which `partial` is not
+        stack.enter_context(mock.patch.object(loader, "__iter__", batches))
         calls: list[tuple[Any, str, str]] = [(torch, "load", LOADING), (torch, "save", SAVING)]
         for owner in (torch.nn.Module, torch.optim.Optimizer):
             calls.append((owner, "load_state_dict", LOADING))
@@ -172,40 +173,27 @@ class WholeRun:
         end = self.tracker.certain() if self.end is None else self.end
         self.tracker.borders.add(end)
         self.tracker.order_frees()
-        events = self.tracker.events[:end]
-        allocator = Playback(None, {}, descending=installed_torch() < ORDERED_BY_AGE)
-        allocated, reserved = [0], [0]
-        for size, storage in events:
-            allocator.perform(Request(size, id(storage), storage.stream))
-            allocated.append(allocator.allocator.allocated)
-            reserved.append(allocator.allocator.reserved)
-        totals = list(accumulate((size for size, _ in events), initial=0))
-        stretches: dict[tuple[str, str], list[tuple[int, int]]] = {}
-        ends = [*(part.event for part in self.begun[1:]), end]
-        for part, until in zip(self.begun, ends, strict=True):
-            their = stretches.setdefault((part.name, part.line), [])
+        run = Playback(None, {}, descending=installed_torch() < ORDERED_BY_AGE)
+        levels = [(0, 0, 0)]  # bytes of tensors, allocated and reserved after each event
+        for size, storage in self.tracker.events[:end]:
+            run.perform(Request(size, id(storage), storage.stream))
+            levels.append((levels[-1][0] + size, run.allocator.allocated, run.allocator.reserved))
+        moments: dict[tuple[str, str], list[int]] = {}
+        for part, until in zip(self.begun, [*(part.event for part in self.begun[1:]), end], strict=True):
+            their = moments.setdefault((part.name, part.line), [])
             if until > part.event or not their:  # nothing was allocated where a part went on for a moment
-                their.append((part.event, until))
-        return tuple(self._part(*key, their, totals, allocated, reserved) for key, their in stretches.items())
-
-    def _part(
-        self,
-        name: str,
-        line: str,
-        stretches: list[tuple[int, int]],
-        totals: list[int],
-        allocated: list[int],
-        reserved: list[int],
-    ) -> RunPart:
-        moments = [event for begin, end in stretches for event in range(begin, end + 1)]
-        return RunPart(
-            name,
-            line,
-            before=allocated[moments[0]],
-            after=allocated[moments[-1]],
-            allocated=max(allocated[event] for event in moments),
-            reserved=max(reserved[event] for event in moments),
-            breakdown=self.tracker.at(max(moments, key=totals.__getitem__), f"peak of {name}"),
+                their += range(part.event, until + 1)
+        return tuple(
+            RunPart(
+                name,
+                line,
+                before=levels[their[0]][1],
+                after=levels[their[-1]][1],
+                allocated=max(levels[event][1] for event in their),
+                reserved=max(levels[event][2] for event in their),
+                breakdown=self.tracker.at(max(their, key=lambda event: levels[event][0]), f"peak of {name}"),
+            )
+            for (name, line), their in moments.items()
         )
 
     # The loops
@@ -216,18 +204,9 @@ class WholeRun:
         self._left_loop |= ends
         return ends
 
-    def _batches(self, begin: Callable[[Any], Iterator[Any]]) -> Callable[[Any], "_Batches"]:
-        """`DataLoader.__iter__`, whose loop may end."""
-
-        def batches(loader: Any) -> _Batches:
-            return _Batches(self, begin(loader), len(loader) if hasattr(loader.dataset, "__len__") else None)
-
-        return batches
-
     def execute(self, path: Path) -> None:
         """Execute the script as `runpy` does, with its loops so that they may end."""
-        source = path.read_bytes()
-        tree = ast.parse(source, str(path))
+        tree = ast.parse(path.read_bytes(), str(path))
         wanted = _calls(tree)
         code = compile(ast.fix_missing_locations(_Loops().visit(tree)), str(path.absolute()), "exec")
         module = ModuleType("__main__")
@@ -239,16 +218,14 @@ class WholeRun:
         finally:  # before the module and all that it holds is gone
             self.end = self.tracker.certain()
             sys.modules["__main__"] = before
-            self._note_missing(wanted)
-
-    def _note_missing(self, wanted: dict[str, int]) -> None:
-        reached = {EVALUATION if part.name in EVALUATIONS else part.name for part in self.begun}
-        for name, number in wanted.items():
-            if name not in reached:
-                line = described((str(self.path), number))
-                self.notes.setdefault(f"not reached, or not recognized: {name}, {line}")
+            reached = {part.name.removesuffix(" with gradients") for part in self.begun}
+            for name, number in wanted.items():
+                if name not in reached:
+                    line = described((str(path), number))
+                    self.notes.setdefault(f"not reached, or not recognized: {name}, {line}")
 
 
+@cache
 def _is_own(filename: str, folder: Path) -> bool:
     if is_machinery(filename) or INSTALLED.search(filename):
         return False
@@ -278,9 +255,9 @@ class _Loop:
 class _Batches(_Loop):
     """A loop over the batches of a DataLoader, of which an evaluation gets the first `MOST_BATCHES`."""
 
-    def __init__(self, run: WholeRun, items: Iterable[Any], count: int | None) -> None:
-        super().__init__(run, items)
-        self._count = count
+    def __init__(self, run: WholeRun, batches: Iterator[Any], loader: Any) -> None:
+        super().__init__(run, batches)
+        self._count = len(loader) if hasattr(loader.dataset, "__len__") else 0
         self._given = 0
         self._first = 0  # bytes alive after the first batch
 
@@ -295,13 +272,13 @@ class _Batches(_Loop):
         return super().__next__()
 
     def _note_end(self) -> None:
+        count, line = self._count, self._run.begun[-1].line
+        note = f"evaluation got {self._given} of {count or 'unknown'} batches, in {line}"
         each = (_alive(self._run.tracker) - self._first) // (self._given - 1)
-        grows = f", and each leaves {format_bytes(each)} more" if each > 0 else ""
-        of = "" if self._count is None else f" of {self._count:,}"
-        if grows and self._count:
-            grows += f": the others would add {format_bytes(each * (self._count - self._given))}"
-        line = self._run.begun[-1].line
-        self._run.notes.setdefault(f"evaluation got {self._given}{of} batches{grows}, in {line}")
+        if each > 0 and count:
+            more = each * (count - self._given)
+            note += f", and each leaves {format_bytes(each)}: the others add {format_bytes(more)}"
+        self._run.notes.setdefault(note)
 
 
 def _alive(tracker: Tracker) -> int:
@@ -355,11 +332,9 @@ def _calls(tree: ast.AST) -> dict[str, int]:
     """Parts that the source calls for, with the line of the first such call."""
     found: dict[str, int] = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            name = node.func.attr
-            owner = node.func.value
-            if isinstance(owner, ast.Name):
-                part = CALLS.get(name) or CALLS.get(f"{owner.id}.{name}")
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=owner), attr=name), lineno=line):
+                part = CALLS.get(name) or CALLS.get(f"{owner}.{name}")
                 if part:
-                    found[part] = min(node.lineno, found.get(part, node.lineno))
+                    found[part] = min(line, found.get(part, line))
     return found
