@@ -144,8 +144,9 @@ def watch_script(
             run(torch.autograd.set_multithreading_enabled(False))
         follow = RankTracker if simulated else Tracker
         tracker = run(follow("cuda", workspaces_of(place.card.capability), place.card))
+        memory = Memory(lambda: tracker.events, place.card)
         if simulated:  # scripts ask if torch has CUDA; HISTORY comes after `answered`, which refuses it
-            run(answered(Memory(lambda: tracker.events, place.card)))
+            run(answered(memory))
             run(on_this_thread(torch.backends.cuda, "is_built", lambda: True))
             for owner, name in HISTORY:
                 run(mock.patch.object(owner, name, partial(_without_history, changes)))
@@ -171,7 +172,7 @@ def watch_script(
         _execute(path, arguments, watch)
         found = measured[0]
         if parts:
-            found = replace(found, parts=parts.found())
+            found = replace(found, parts=parts.found(memory.emptied))
             changes |= parts.notes
         if simulated and isinstance(values, CountedHostValues):
             found = replace(found, host=values.found(min(ranks or 1, PER_NODE)))

@@ -6,8 +6,8 @@ the script reaches its own evaluation and saving. A part lasts until the next on
 
 import ast
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
@@ -128,24 +128,28 @@ class WholeRun:
             frame = frame.f_back
         return found, generates
 
-    def entered(self) -> AbstractContextManager[Any]:
+    @contextmanager
+    def entered(self) -> Iterator[None]:
         """Inside, calls that load and save begin parts, and loops over a DataLoader may end."""
-        stack = ExitStack()
         loader = torch.utils.data.DataLoader
         begin = loader.__iter__
-        batches = lambda one: _Batches(self, begin(one), one)  # noqa: E731  as a method, which `partial` is not
-        stack.enter_context(mock.patch.object(loader, "__iter__", batches))
+
+        def batches(one: Any) -> _Batches:
+            return _Batches(self, begin(one), one)
+
         calls: list[tuple[Any, str, str]] = [(torch, "load", LOADING), (torch, "save", SAVING)]
-        for owner in (torch.nn.Module, torch.optim.Optimizer):
-            calls.append((owner, "load_state_dict", LOADING))
-            asks = partial(self._ask_for_states, owner.state_dict)
-            stack.enter_context(on_this_thread(owner, "state_dict", asks))
         if find_spec("safetensors"):
             calls += [(import_module("safetensors.torch"), name, SAVING) for name in SAFETENSORS]
-        for owner, name, part in calls:
-            followed = partial(self._follow, part, getattr(owner, name))
-            stack.enter_context(on_this_thread(owner, name, followed))
-        return stack
+        with ExitStack() as stack:
+            enter = stack.enter_context
+            enter(mock.patch.object(loader, "__iter__", batches))
+            for owner in (torch.nn.Module, torch.optim.Optimizer):
+                calls.append((owner, "load_state_dict", LOADING))
+                asked = partial(self._ask_for_states, owner.state_dict)
+                enter(on_this_thread(owner, "state_dict", asked))
+            for owner, name, part in calls:
+                enter(on_this_thread(owner, name, partial(self._follow, part, getattr(owner, name))))
+            yield
 
     def _follow(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a function that is a part; afterwards the part before it goes on."""
@@ -168,14 +172,19 @@ class WholeRun:
             self._asked_for_states = self.tracker.certain()
         return function(*args, **kwargs)
 
-    def found(self) -> tuple[RunPart, ...]:
-        """The parts in the order in which they first began, each at its highest moment."""
+    def found(self, emptied: Sequence[int]) -> tuple[RunPart, ...]:
+        """The parts in the order in which they first began, each at its highest moment.
+
+        `emptied` are the numbers of events after which the script gave back what the allocator had cached.
+        """
         end = self.tracker.certain() if self.end is None else self.end
         self.tracker.borders.add(end)
         self.tracker.order_frees()
         run = Playback(None, {}, descending=installed_torch() < ORDERED_BY_AGE)
         levels = [(0, 0, 0)]  # bytes of tensors, allocated and reserved after each event
         for size, storage in self.tracker.events[:end]:
+            if len(levels) - 1 in emptied:
+                run.allocator.empty_cache()
             run.perform(Request(size, id(storage), storage.stream))
             levels.append((levels[-1][0] + size, run.allocator.allocated, run.allocator.reserved))
         moments: dict[tuple[str, str], list[int]] = {}

@@ -57,10 +57,11 @@ run.evaluate(lambda logits: logits.float())
 run.save()
 run.kept = None
 run.generate()
+print("counters", torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())
 """
 
 
-def test_the_parts_of_a_whole_script_take_what_the_card_counted(tmp_path, monkeypatch):
+def test_the_parts_of_a_whole_script_take_what_the_card_counted(tmp_path, monkeypatch, capsys):
     """The script resumes with its checkpoint on the GPU, trains, evaluates, saves and generates.
 
     The card did the last three without having resumed so, which leaves Adam's counters of steps on the GPU.
@@ -72,7 +73,8 @@ def test_the_parts_of_a_whole_script_take_what_the_card_counted(tmp_path, monkey
     counted = {one["moment"]: one["peak"] for one in COUNTED}
     before = {one["moment"]: one["before"] for one in COUNTED}
     counters = before["step after it, checkpoint deleted"] - before["step after it"]
-    found = {part.name: part.allocated for part in watch_script(path, card=CARD, steps=4, whole=True).parts}
+    parts = watch_script(path, card=CARD, steps=4, whole=True).parts
+    found = {part.name: part.allocated for part in parts}
     expected = {
         "loading": counted["resume, map_location cuda, checkpoint kept"],
         "later steps": counted["step after it, checkpoint still named"],
@@ -81,6 +83,8 @@ def test_the_parts_of_a_whole_script_take_what_the_card_counted(tmp_path, monkey
         "generation": counted["generation without a cache, 64 tokens, in the middle of training"] + counters,
     }
     assert {part: found[part] - peak for part, peak in expected.items()} == dict.fromkeys(expected, KEPT)
+    allocated, reserved = (max(getattr(part, name) for part in parts) for name in ("allocated", "reserved"))
+    assert f"counters {allocated} {reserved}\n" in capsys.readouterr().err
 
 
 def test_the_helper_marks_the_largest_and_says_what_is_missing():
