@@ -50,6 +50,7 @@ def step(x):
 @pytest.fixture(autouse=True)
 def the_same_everywhere(monkeypatch):
     monkeypatch.setenv("COURSE_SOURCE", "simulated")
+    monkeypatch.setenv("COLUMNS", "400")
 
 
 @pytest.fixture
@@ -125,6 +126,7 @@ def test_what_it_finds_is_saved_printed_and_decides_which_card_fits(watched, tmp
     assert found.allocated == largest.allocated == max(part.allocated for part in measured.parts)
     [line] = [line for line in str(found).splitlines() if "largest  " in line and "generation" in line]
     assert "model.generate(" in line
+    assert max(map(len, found.to_text(80).splitlines())) <= 80
     assert main(["watch", "--whole", "--json", "train.py"]) == 0
     assert json.loads(capsys.readouterr().out)["parts"] == [part.to_dict() for part in measured.parts]
 

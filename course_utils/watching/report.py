@@ -3,7 +3,7 @@
 import re
 from bisect import bisect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import prod
 from types import MappingProxyType
@@ -13,6 +13,8 @@ from ..allocator.replay import replay
 from ..estimating.workspaces import installed_torch
 from ..gpus import IMITATED, Gpu
 from ..measurement import Allocation, HostMemory, Measurement, Messages
+from ..palette import words
+from ..terminal import WIDE, stack, within
 from ..units import aligned, format_bytes, percent
 from .which_cards import Answer, answer_on, answers
 
@@ -86,6 +88,10 @@ class Report:
         }
 
     def __str__(self) -> str:
+        return self.to_text()
+
+    def to_text(self, width: int = WIDE, colors: bool = False) -> str:
+        """The report for a terminal of so many characters, which shows the colors of memory if asked to."""
         measured = self.measured
         word = "simulated" if measured.source == "simulated" else "measured"
         run = ", in the whole run" if measured.parts else ""
@@ -100,15 +106,11 @@ class Report:
         ]
         if measured.host:
             peaks.append(("host memory", _in_gb(measured.host.peak), _of_host(measured.host)))
-        lines = [
-            *_parts(measured),
-            aligned(peaks, 3),
-            "",
-            str(measured.breakdown),
-            "",
-            repr(measured.explain(self.count)),
-            "",
-        ]
+        origin = replace(measured.provenance, note="")
+        title = f"The largest tensors at the peak ({origin}):"
+        largest = replace(measured.explain(self.count), title=title)
+        lines = [*_parts(measured, width), aligned(peaks, 3), ""]
+        lines += [stack(measured.breakdown, min(width, 100), colors), "", largest.to_text(width), ""]
         if measured.messages:
             lines += ["Messages to other ranks in this step:", _messages(measured.messages), ""]
         if self.wanted:
@@ -120,7 +122,7 @@ class Report:
             lines.append(aligned(rows))
         lines.append("")
         lines += [f"- {note}" for note in self.notes]
-        return "\n".join(lines)
+        return within("\n".join(lines), width)
 
 
 def report(measured: Measurement, card: Gpu = IMITATED, wanted: Gpu | None = None, count: int = 10) -> Report:
@@ -135,7 +137,7 @@ def report(measured: Measurement, card: Gpu = IMITATED, wanted: Gpu | None = Non
     return Report(measured, card, allocated, reserved, answer, count)
 
 
-def _parts(measured: Measurement) -> Iterator[str]:
+def _parts(measured: Measurement, width: int) -> Iterator[str]:
     """Lines on the parts of a whole run; none for a script that was watched for its steps alone."""
     if not measured.parts:
         return
@@ -143,12 +145,17 @@ def _parts(measured: Measurement) -> Iterator[str]:
     rows = [("peak", "before", "after", "part", "", "most of it", "begins in")]
     for part in measured.parts:
         kind, size = max(part.breakdown.items(), key=lambda item: item[1])
-        share = f"{percent(size / part.breakdown.total)} {kind.replace('_', ' ')}" if size else ""
+        share = f"{percent(size / part.breakdown.total)} {words(kind)}" if size else ""
         sizes = (_in_gb(part.allocated), _in_gb(part.before), _in_gb(part.after))
         rows.append((*sizes, part.name, "largest" if part is largest else "", share, part.line))
     steps = sum(name.startswith("end of step") for name in measured.moments)
     yield f"The whole run, with training up to step {steps}. The largest peak says which card to choose:"
-    yield aligned(rows, range(3, 7))  # numbers come first
+    lines = aligned(rows, range(3, 7)).split("\n")  # numbers come first
+    if max(map(len, lines)) > width:  # two lines for each part
+        begins = aligned([row[:4] for row in rows], range(3, 4)).split("\n")
+        more = [", ".join(filter(None, row[4:])) for row in rows]
+        lines = [f"{begin}\n    {rest}" for begin, rest in zip(begins, more, strict=True)]
+    yield from lines
     yield ""
     yield "The last step that was watched:"
 
