@@ -578,7 +578,7 @@ stack(estimates, title, capacity=card.room, capacity_label=line, provenance="est
 # eager attention, chunks of the loss are not enough, and ZeRO's authors had no other kind: FlashAttention is from
 # [2022](https://arxiv.org/abs/2205.14135). In micro-batches, one gradient at a time, the step fits with either kernel.
 # The newsletter's 32–35 GB is what 8 micro-batches need if all gradients are still upcast together, and that is more
-# than a program gets. (Lesson 05 examines their 60 GB of activations, lesson 06 their "about 8 GB" with checkpointing.)
+# than a program gets. (Lesson 18 examines their 60 GB of activations, lesson 06 their "about 8 GB" with checkpointing.)
 #
 # A card has more than tensors ([lesson 18](18_who_is_right.ipynb)): CUDA's [context](../docs/glossary.md#context-cuda)
 # (hundreds of MB, never counted as allocated), and what PyTorch has
