@@ -666,7 +666,8 @@ activation_map("llama3.2-1b", gpu="A100-80GB")  # change this
 
 # %% [markdown]
 # ## In your own script
-# Compute the loss of a large vocabulary in chunks, so that only one chunk's logits exist at a time.
+# Compute the loss of a large vocabulary in chunks, so that only one chunk's logits exist at a time. `features` are what
+# your head reads: the last block's output, after its norm.
 
 # %%
 import torch
@@ -684,9 +685,6 @@ def chunked_loss(head, features, targets, chunks=8, ignore=-100):
     total = sum(checkpoint(part, *piece, use_reentrant=False) for piece in pieces)
     return total / (targets != ignore).sum()
 
-
-# %% [markdown]
-# Call it with your model's head, and with what the head reads: the last block's output, after its norm.
 
 # %%
 device = "cuda" if torch.cuda.is_available() else "cpu"
