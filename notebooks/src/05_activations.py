@@ -399,7 +399,8 @@ show(fig, "Eager attention adds most, SwiGLU comes second; no dropout takes 2 aw
 # bytes of random state, which the form leaves out.
 #
 # Predict each number before you choose: flash attention without dropout; autocast; GELU in single operations, as the
-# transformers library's GPT-2 writes it; both norms in single operations.
+# transformers library's GPT-2 writes it; both norms in single operations. (*torch.compile* is for [lesson
+# 07](07_torch_compile.ipynb).)
 
 # %%
 from course_utils.lessons.shared.living_block import living_block
