@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 65
+#     minutes: 70
 #     cpu_seconds: 25
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
@@ -12,7 +12,7 @@
 # %% [markdown]
 # # 01 · Where did the memory go?
 #
-# **65 minutes.** You should know what forward and backward passes are, and have trained a network once. You need no
+# **70 minutes.** You should know what forward and backward passes are, and have trained a network once. You need no
 # GPU.
 #
 # This lesson accounts for a training step of GPT-2 XL. You read a training script of 60 lines, change it, and judge a
@@ -490,22 +490,6 @@ title = (
 )
 line = f"{card.name}: a program gets {card.room / 1e9:.1f} GB"
 stack(rows, title, capacity=card.room, capacity_label=line, provenance=str(step.provenance))
-
-# %% [markdown]
-# A *breakdown* is a mapping from kinds of memory to bytes. Six lines of matplotlib draw one. `show` gives the figure a
-# description for those who do not see it.
-
-# %%
-import matplotlib.pyplot as plt
-
-from course_utils.figures import show
-
-fig, ax = plt.subplots(figsize=(7, 2.5))
-for kind, size in step.phase_peaks["backward"].items():  # change this: "loss"
-    ax.barh(kind, size / 1e9, color="tab:blue")
-ax.axvline(card.room / 1e9, color="red")
-ax.set(title="The peak of backward by kind", xlabel="GB")
-show(fig, "Optimizer states are the longest of the bars; none alone reaches the card's line.")
 
 # %% [markdown]
 # Each term is real. But *a [peak](../docs/glossary.md#peak) is the largest sum of what is alive at once, not the sum of

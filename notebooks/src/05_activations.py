@@ -687,8 +687,9 @@ def chunked_loss(head, features, targets, chunks=8, ignore=-100):
     return total / (targets != ignore).sum()
 
 
-# %%
 device = "cuda" if torch.cuda.is_available() else "cpu"
+
+# %%
 head = torch.nn.Linear(64, 50_000, bias=False, device=device)  # yours
 features = torch.randn(1024, 64, device=device, requires_grad=True)
 loss = chunked_loss(head, features, torch.randint(50_000, (1024,), device=device))
