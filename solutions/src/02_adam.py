@@ -247,7 +247,7 @@ class Factored(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self):
-        ### BEGIN SOLUTION Update every parameter that has a gradient; keep a row and a column per matrix.
+        ### BEGIN SOLUTION Update each parameter that has a gradient, by a row and a column.
         for group in self.param_groups:
             for p in (p for p in group["params"] if p.grad is not None):
                 state, new = self.state[p], [p.grad.square() + 1e-30]
