@@ -226,20 +226,15 @@ def test_the_picture_of_a_compiled_block_has_each_byte_that_hooks_find(choices: 
     own = [one.untyped_storage() for one in weights]
     found = sum(storage.nbytes() for storage in kept if storage not in own) - copies
     assert traced.kept == found
-    assert traced == replace(choices, compile=True).traced()
 
 
-@pytest.mark.parametrize(
-    "choices", [Choices(2, 64, autocast=True, compile=True), Choices(2, 64, compile=True)]
-)
-def test_the_picture_of_a_compiled_block_has_what_a_block_of_a_step_keeps(choices: Choices) -> None:
+def test_the_picture_of_a_compiled_block_has_what_a_block_of_a_step_keeps() -> None:
+    choices = Choices(2, 64, autocast=True, compile=True)
     run = choices.run()
     assert run is not None
     two, three = (replace(run.model, layers=layers, vocab=512) for layers in (2, 3))
     less, more = (simulate(run.replace(model=model)).moments["end of forward"] for model in (two, three))
-    copies = (
-        2 * 12 * run.model.hidden**2 if choices.autocast else 0
-    )  # a compiled step keeps them as activations
+    copies = 2 * 12 * run.model.hidden**2  # of weights, which a compiled step keeps as activations
     kept = [made.bytes for step in choices.traced().operations for made in step.makes if made.kept]
     assert sum(map(round_up, kept)) == more["activations"] - less["activations"] - copies
 
