@@ -617,3 +617,12 @@ def test_json_is_all_of_stdout_and_agrees_with_the_text(written, command, monkey
     assert [change["what"] in text for change in data["changes"]] == [True] * len(data["changes"])
     assert all(f"- {note}" in text for note in data["notes"])
     assert data["difference"]["bytes"] == 0 and data["script"] == "train.py"
+
+
+def test_a_scripts_own_limit_is_left_out_and_named(written):
+    limited = written(
+        TRAINED.replace(
+            "import torch\n", "import torch\ntorch.cuda.set_per_process_memory_fraction(0.25)\n", 1
+        )
+    )
+    assert "limit, 0.25 of the card, is not applied" in watch_script(limited).provenance.note

@@ -52,6 +52,7 @@ HISTORY = (
     (OF_MEMORY, "_record_memory_history"),
     (OF_MEMORY, "_dump_snapshot"),
 )
+FRACTION = "set_per_process_memory_fraction"
 REFUSED = (
     "While it is watched, what Python's own functions write goes to a temporary folder. Another library's "
     "functions cannot write: leave them out while you watch it."
@@ -150,6 +151,8 @@ def watch_script(
             run(on_this_thread(torch.backends.cuda, "is_built", lambda: True))
             for owner, name in HISTORY:
                 run(mock.patch.object(owner, name, partial(_without_history, changes)))
+            for owner in (torch.cuda, OF_MEMORY):
+                run(mock.patch.object(owner, FRACTION, partial(_without_fraction, changes)))
             run(as_one_rank(ranks, rank, changes))
         measured: list[Measurement] = []
         provenance = provenance_of("simulated" if simulated else "live", card=place.card)
@@ -295,6 +298,11 @@ def _without_history(notes: dict[str, None], *_: Any, **__: Any) -> str:
     """Replace questions to torch's allocator, which allocates nothing here."""
     notes.setdefault("the script's own memory summaries, histories and snapshots are skipped")
     return ""
+
+
+def _without_fraction(notes: dict[str, None], fraction: float, *_: Any) -> None:
+    """Replace the limit of a script, which is watched whether it fits or not."""
+    notes.setdefault(f"the script's own limit, {fraction:g} of the card, is not applied: see what it needs")
 
 
 def _steps(watch: ScriptWatch, values: HostValues) -> Iterator[str]:
