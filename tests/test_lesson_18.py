@@ -1,8 +1,7 @@
 """Lesson 18: answers and their hints; answers of calculators cut without loss; what errata compute."""
 
-import dataclasses
+import ast
 import re
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,29 +9,20 @@ import pytest
 import torch
 from checking import Answers, JudgedAnswers
 from edits import edited
-from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
-from matplotlib.colors import to_hex
-from published_models.basics_transformer import Transformer
-from published_models.language_models import ScratchGPT
-from published_models.sharded_models import Llama
 from torch import nn
 from torch.nn import functional as F
 
 from course_utils.evidence.frozen_runs import changed
-from course_utils.evidence.judged import COUNTS, FORM, OURS, SIMULATED, answers_to, nearest
-from course_utils.evidence.published import Row, answered_rows
 from course_utils.interactive.course_files import number_of
-from course_utils.lessons.calculators import calculators, errata
-from course_utils.lessons.calculators.calculators import BLOCKS, CALCULATORS, OUTSIDE, SCORES, STATES, TERMS
+from course_utils.lessons.calculators import calculators, errata, recorded
+from course_utils.lessons.calculators.calculators import BLOCKS, CALCULATORS, SCORES, STATES, TERMS
 from course_utils.lessons.calculators.errata import ERRATA
-from course_utils.lessons.calculators.figures import corrected, gap_map, side_by_side, strips
-from course_utils.lessons.calculators.widget import mender
+from course_utils.lessons.calculators.figures import gap_map
 from course_utils.measurement import Measurement
 from course_utils.measuring.files import from_json, to_json
 from course_utils.measuring.sources import measure
 from course_utils.run import TrainingRun
-from course_utils.units import BLOCK
 
 
 # --------------------------------------------------------------------------------------------------
@@ -150,11 +140,6 @@ def steps() -> dict[str, Measurement]:
     return {name: measure(run, source="simulated") for name, run in SMALL.items()}
 
 
-@pytest.fixture(scope="module")
-def real(steps: dict[str, Measurement]) -> dict[str, calculators.Truth]:
-    return {name: calculators.truth(measured) for name, measured in steps.items()}
-
-
 @pytest.mark.parametrize("run", [LLAMA, TrainingRun("gpt2", 4, 512, attention="eager")], ids=str)
 def test_the_parts_of_an_answer_are_the_answer(run: TrainingRun) -> None:
     for one in CALCULATORS:
@@ -171,23 +156,18 @@ def test_scores_are_what_only_the_formulas_for_eager_attention_have() -> None:
     flash = {one.name for one in CALCULATORS if one.parts(LLAMA)[SCORES]}
     eager = {one.name for one in CALCULATORS if one.parts(LLAMA.replace(attention="eager"))[SCORES]}
     assert eager - flash == {"llm-analysis"}
-    cookbook = calculators.calculator("EleutherAI cookbook")
+    cookbook = next(one for one in CALCULATORS if one.name == "EleutherAI cookbook")
     assert cookbook.parts(LLAMA)[SCORES] == 5 * 32 * 8192**2 * 2 * 32
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_every_tensor_at_the_peak_belongs_to_one_component(
-    name: str, steps: dict[str, Measurement], real: dict[str, calculators.Truth]
-) -> None:
+def test_every_tensor_at_the_peak_belongs_to_one_component(name: str, steps: dict[str, Measurement]) -> None:
     peak = steps[name].breakdown
-    parts = real[name].parts
-    assert real[name].peak == steps[name].peak
-    assert sum(parts[part] for part in (SCORES, BLOCKS, OUTSIDE)) == peak["activations"]
+    parts = calculators.counted_at_peak(steps[name])
+    assert sum(parts.values()) == steps[name].peak
+    assert parts[SCORES] + parts[BLOCKS] + parts[calculators.OUTSIDE] == peak["activations"]
     assert parts[STATES] == peak["parameters"] + peak["gradients"] + peak["optimizer_states"]
     assert parts[SCORES] == 0, "a flash kernel writes none"
-    outside = calculators.outside_blocks(steps[name])
-    assert sum(outside.values()) == parts[OUTSIDE]
-    assert any(text.startswith("(loss): _log_softmax") for text in outside)
 
 
 def test_eager_scores_are_found_by_their_shape() -> None:
@@ -199,64 +179,28 @@ def test_eager_scores_are_found_by_their_shape() -> None:
 
 
 def test_a_recording_that_keeps_only_what_is_alive_at_the_peak_is_enough(
-    steps: dict[str, Measurement], real: dict[str, calculators.Truth]
+    steps: dict[str, Measurement],
 ) -> None:
-    recorded = from_json(to_json(steps["GPT-2"]), "a test")
-    assert len(recorded.allocations) < len(steps["GPT-2"].allocations)
-    found = calculators.truth(recorded)
-    assert found.word == "recorded"
-    expected = dataclasses.replace(real["GPT-2"], provenance=found.provenance, word="recorded")
-    assert found == expected
+    thin = from_json(to_json(steps["GPT-2"]), "a test")
+    assert len(thin.allocations) < len(steps["GPT-2"].allocations)
+    assert calculators.gaps(SMALL["GPT-2"], thin) == calculators.gaps(SMALL["GPT-2"], steps["GPT-2"])
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_eight_terms_add_up_to_the_whole_gap(name: str, real: dict[str, calculators.Truth]) -> None:
-    run, truth = SMALL[name], real[name]
+def test_eight_terms_add_up_to_the_whole_gap(name: str, steps: dict[str, Measurement]) -> None:
+    found = calculators.gaps(SMALL[name], steps[name])
+    assert list(found) == list(calculators.answers(SMALL[name])) and len(found) == len(CALCULATORS) == 9
     for one in CALCULATORS:
-        found = calculators.gaps(one.name, run, truth)
-        assert list(found) == [term.name for term in TERMS]
-        assert sum(found.values()) == one.total(run) - truth.peak
-        assert calculators.add_back(one.name, list(found), run, truth) == truth.peak
-        assert calculators.add_back(one.name, [], run, truth) == one.total(run)
+        assert tuple(found[one.name]) == TERMS
+        assert sum(found[one.name].values()) == one.total(SMALL[name]) - steps[name].peak
 
 
-@pytest.mark.parametrize("name", SMALL)
-def test_the_closed_form_is_off_by_vectors_and_rounding_alone(
-    name: str, steps: dict[str, Measurement]
-) -> None:
-    run = SMALL[name]
-    formula, counted, measured = calculators.sides(run, steps[name])
-    assert counted == measured
-    sb = run.seq_len * run.micro_batch
-    mask_and_positions = sb * run.model.hidden + 8 * run.seq_len * run.model.head_size + 16 * sb
-    for part, size in formula.items():
-        assert 0 <= measured[part] - size <= mask_and_positions + BLOCK * len(steps[name].allocations), part
-
-
-def test_the_closed_form_refuses_what_it_does_not_describe() -> None:
-    for change in ({"attention": "eager"}, {"precision": "bf16-master"}, {"recompute": "full"}):
-        with pytest.raises(ValueError, match="this closed form is for"):
-            calculators.autocast_formula(SMALL["GPT-2"].replace(**change))
-
-
-# --------------------------------------------------------------------------------------------------
-# figures and widget
-def test_figures_draw_the_bytes_that_they_were_given(real: dict[str, calculators.Truth]) -> None:
-    run, truth = SMALL["GPT-2"], real["GPT-2"]
-    answers = {one.name: one.parts(run) for one in CALCULATORS}
-    figure: Any = side_by_side({"GPT-2": answers}, "Nine answers", {"GPT-2": truth.peak})
-    assert [row[0] for row in figure.rows[1:]] == [f"GPT-2, {name}" for name in answers]
-    (panel,) = (ax for ax in figure.findobj(Axes) if ax.containers)
-    for row, parts in enumerate(answers.values()):
-        drawn = [group.patches[row].get_width() for group in panel.containers]
-        assert sorted(drawn) == sorted(parts.values())
-        assert panel.containers[-1].patches[row].get_x() + drawn[-1] == sum(parts.values())
-    assert [line.get_xdata()[0] for line in panel.lines] == [truth.peak]
-
-    table = {name: calculators.gaps(name, run, truth) for name in answers}
-    cells: Any = gap_map(table, truth.peak, "Gaps")
+def test_a_map_draws_the_gaps(steps: dict[str, Measurement]) -> None:
+    run, step = SMALL["GPT-2"], steps["GPT-2"]
+    cells: Any = gap_map(run, step, "Gaps")
+    table = calculators.gaps(run, step)
     given = np.array([[*found.values(), sum(found.values())] for found in table.values()])
-    shares = np.clip(given.ravel() / truth.peak, -1, 1)
+    shares = np.clip(given.ravel() / step.peak, -1, 1)
     (mesh,) = cells.findobj(QuadMesh)
     depths = np.asarray(mesh.get_array()).ravel()
     assert depths * abs(depths) == pytest.approx(shares)
@@ -264,35 +208,38 @@ def test_figures_draw_the_bytes_that_they_were_given(real: dict[str, calculators
     assert shown == pytest.approx(list(given.ravel() / 1e9), abs=0.051)
 
 
-def test_a_correction_ends_at_the_peak_and_dots_are_at_their_ratios(
-    real: dict[str, calculators.Truth],
-) -> None:
-    run, truth = SMALL["GPT-2"], real["GPT-2"]
-    fixed: Any = corrected("ZeRO", [term.name for term in TERMS], run, truth, "ZeRO corrected")
-    bars = [bar for group in fixed.axes[0].containers for bar in group]
-    changes = [-size for size in calculators.gaps("ZeRO", run, truth).values()]
-    assert [bar.get_width() for bar in bars[1:-1]] == changes
-    starts = np.cumsum([bars[0].get_width(), *changes])
-    assert [bar.get_x() for bar in bars[1:-1]] == list(starts[:-1])
-    assert bars[-1].get_width() == starts[-1] == truth.peak and bars[-1].get_x() == 0
-    assert "simulated: " in fixed.alt and "easured" not in fixed.svg
-    figure: Any = strips({"one": {"a": 0.5, "b": 2.0}, "other": {}}, "Two answers", "from a test", {"b"})
-    (dots,) = figure.axes[0].collections
-    assert dots.get_offsets().tolist() == [[0.5, 0], [2, 0]] and figure.axes[0].get_xscale() == "log"
-    assert [to_hex(fill) == "#ffffff" for fill in dots.get_facecolor()] == [False, True]
-    assert "2 answers, a row for each formula, between −50.0 % and +100.0 %" in figure.alt
+# --------------------------------------------------------------------------------------------------
+# what the lesson shows, and asks the learner to write
+def named(*names: str) -> dict[str, Any]:
+    """The lesson's functions of these names."""
+    tree = ast.parse((errata.ROOT / "notebooks/src/18_who_is_right.py").read_text(encoding="utf-8"))
+    found: list[ast.stmt] = [
+        part for part in tree.body if isinstance(part, ast.FunctionDef) and part.name in names
+    ]
+    space: dict[str, Any] = {}
+    exec(compile(ast.Module(found, []), "18", "exec"), space)
+    return {name: space[name] for name in names}
 
 
-def test_the_widget_adds_back_what_is_ticked(real: dict[str, calculators.Truth]) -> None:
-    widget = mender({name: (SMALL[name], real[name]) for name in SMALL}, "accelerate")
-    worst = widget.controls[calculators.largest_gap("accelerate", SMALL["GPT-2"], real["GPT-2"])]
-    worst.value = True
-    assert "By size, this term is number 1 of the eight" in widget.message
-    for term in TERMS:
-        widget.controls[term.name].value = True
-    assert "now <b>exact</b>" in widget.message
-    widget.controls["model"].value = "Llama"
-    assert "now <b>exact</b>" in widget.message and widget.figure and "Llama" in widget.figure.alt
+def test_the_three_formulas_that_the_lesson_shows_are_those_of_their_authors() -> None:
+    shown = named("zero", "playbook", "llm_analysis")
+    names = ("ZeRO", "Ultra-Scale Playbook, text", "llm-analysis")
+    authors = {one.name: one for one in CALCULATORS}
+    for (model, sequences), step in recorded.RECORDED.items():
+        run = TrainingRun(model, sequences, 1024)
+        for name, formula in zip(names, shown.values(), strict=True):
+            one = authors[name]
+            assert formula(**step.letters | {"N": one.counted(run)}) == one.total(run)
+
+
+def test_the_ledger_and_the_simulation_are_as_near_to_the_card_as_the_lesson_says() -> None:
+    ledger = named("ledger")["ledger"]
+    assert len(recorded.RECORDED) >= 9 and len({model for model, _ in recorded.RECORDED}) == 4
+    for step in recorded.RECORDED.values():
+        assert -0.04 < ledger(**step.letters) / step.counted - 1 < 0
+        assert abs(step.blocks / step.counted - 1) < 0.003
+    rows = recorded.judged({"ledger": ledger}).rows
+    assert len(rows) == len(recorded.RECORDED) + 1 and {len(row) for row in rows} == {5}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -320,81 +267,3 @@ def test_each_lesson_names_the_claims_that_it_corrects() -> None:
 def test_evidence_comes_out_at_what_the_sources_print(claim: str, numbers: list[str]) -> None:
     (found,) = (one.evidence for one in ERRATA if one.claim.startswith(claim))
     assert all(number in found for number in numbers), found
-
-
-# --------------------------------------------------------------------------------------------------
-# the judgment: calculators on what others have measured
-JUDGED = {row.id: row for row in answered_rows() if nearest(row)}
-"""Rows that are put to the calculators."""
-
-CS336 = JUDGED["cs336-shibuki-2.7b-bf16-train-step-ctx512"]
-
-
-def run_of(row: Row) -> TrainingRun:
-    run = nearest(row)
-    assert run
-    return run
-
-
-def test_a_calculator_answers_a_row_by_its_run_or_refuses_it_and_gives_none() -> None:
-    """For one row of each family, moment and counter."""
-    sample = {(row.family, row.moment, row.counter): row for row in JUDGED.values()}
-    given = 0
-    for row in sample.values():
-        run = run_of(row)
-        said = answers_to(row)
-        assert said[SIMULATED] == row.said.of(row)
-        assert said.keys() <= {*(one.name for one in CALCULATORS), *OURS}
-        for one in CALCULATORS:
-            if one.name in said:
-                assert said[one.name] == one.total(run) and one.counts == COUNTS[row.moment]
-                given += 1
-            elif one.counts == COUNTS[row.moment]:
-                with pytest.raises(ValueError, match="does not cover"):
-                    one.total(run)
-    assert len(JUDGED) >= 28 and given > len(sample) > 3
-
-
-def test_an_answer_comes_out_by_hand() -> None:
-    """16 bytes per parameter, ZeRO's 12·h·b·s·L numbers of 2 bytes; of states alone fp32 Adam's 16 bytes."""
-    N = 32 * (4 * 2560**2 + 3 * 2560 * 10240 + 2 * 2560) + 2560 + 2 * 10_000 * 2560
-    answer = answers_to(CS336)["ZeRO"]
-    assert answer == 16 * N + 24 * 2560 * 4 * 512 * 32
-    assert round(100 * (answer / CS336.bytes - 1), 1) == -13.0
-    states = JUDGED["cs336-damek-xl-ddp2-T512-full"]
-    xl = 48 * (4 * 1600**2 + 3 * 1600 * 6400 + 2 * 1600) + 1600 + 2 * 10_000 * 1600
-    said = {name: size for name, size in answers_to(states).items() if name != SIMULATED}
-    norms = 2 * 48 + 1
-    rounding = 4 * norms * (BLOCK - 4 * 1600 % BLOCK)  # weights, gradients and two moments of each
-    assert said == {"accelerate": 16 * xl, FORM: 16 * xl + rounding}
-
-
-def test_a_run_has_as_many_parameters_as_the_network_of_its_row() -> None:
-    networks: dict[str, tuple[Any, str]] = {
-        "train": (Transformer, "size T"),
-        "scratch_gpt": (ScratchGPT, "L h a V s stage"),
-        "titan": (partial(Llama, upcast=False), "L d heads kv_heads ffn V positions recompute"),
-    }
-    for row in {run_of(row).model.name: row for row in JUDGED.values()}.values():
-        make, names = networks[row.family.partition(".")[2]]
-        with torch.device("meta"):
-            network = make(**{name: row.how[name] for name in names.split()})
-        assert sum(one.numel() for one in network.parameters()) == run_of(row).model.parameters, row.id
-
-
-def test_parts_of_a_step_first_peaks_and_unknown_options_get_no_answer() -> None:
-    for option in ({"inference": True}, {"update": False}, {"steps": 1}, {"never heard of": 1}):
-        assert answers_to(dataclasses.replace(CS336, how=CS336.how | option)) == {}, option
-    assert answers_to(dataclasses.replace(CS336, family="basics_transformer.attention")) == {}
-    assert answers_to(dataclasses.replace(CS336, moment="kept")) == {}
-    assert nearest(dataclasses.replace(CS336, how=CS336.how | {"steps": 1}, moment="end"))
-
-
-def test_the_simulation_answers_what_the_counter_of_the_row_is() -> None:
-    """Free pieces are in the reserved; the closed form counts tensors for either, of several ranks, too."""
-    allocated, reserved = (
-        answers_to(dataclasses.replace(CS336, counter=name)) for name in ("allocated", "reserved")
-    )
-    assert allocated[FORM] == reserved[FORM]
-    assert allocated[SIMULATED] < reserved[SIMULATED]
-    assert FORM in answers_to(JUDGED["titan-pr165-fsdp2-ac-reserved"])

@@ -31,7 +31,7 @@ def _table(name: str) -> str:
 
 def run(chosen: Namespace) -> int:
     """Print and save the tables that were asked for; return 0."""
-    from . import accuracy, gpu, published_tables
+    from . import accuracy, gpu, judged, published_tables
 
     for name in chosen.table or TABLES:
         report = partial(print, f"{name}:", file=sys.stderr)
@@ -39,6 +39,8 @@ def run(chosen: Namespace) -> int:
             tables = accuracy.frozen_accuracy(chosen.quick, report)
         elif name == "published-gpus":
             tables = published_tables.tables(chosen.quick, report)
+        elif name == "calculators":
+            tables = [judged.table()]
         else:
             tables = gpu.GPU_TABLES[name]()
         for table in tables:

@@ -13,6 +13,7 @@ from ..lessons.calculators.calculators import CALCULATORS
 from ..models import TransformerConfig
 from ..run import TrainingRun
 from .published import Row, answered_rows
+from .tables import BIAS_HEADINGS, Cell, Table, bias_of
 
 COUNTS = {"peak": "a step", "end": "states"}  # by a row's moment; none has the activations of a whole model
 FORM, SIMULATED = "our closed form", "simulated"
@@ -105,3 +106,13 @@ def ratios() -> dict[str, dict[str, float]]:
         for name, answer in answers_to(row).items():
             found[name][row.id] = answer / row.bytes
     return found
+
+
+def table() -> Table:
+    """The ratios as a row for each calculator, with their bias."""
+    rows: list[tuple[Cell, ...]] = []
+    for name, found in ratios().items():
+        bias = bias_of(found.values()) if found else ("–",) * len(BIAS_HEADINGS)
+        rows.append((name, len(found), *bias))
+    title = "Calculators, asked about steps that GPUs counted elsewhere: answer / measured"
+    return Table("calculators", title, ("calculator", "rows answered", *BIAS_HEADINGS), tuple(rows))

@@ -31,7 +31,7 @@ COUNTERS = ("allocated", "reserved", "driver")
 """torch.cuda.max_memory_allocated, max_memory_reserved, and the driver's figure, as nvidia-smi shows it."""
 
 TEN = tuple((HERE / "ten.txt").read_text(encoding="utf-8").split())
-"""Ids of the rows that stand for all in docs/evidence.md and in lesson 18."""
+"""Ids of the rows that stand for all in docs/evidence.md."""
 
 
 class Said(NamedTuple):

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
+from ...estimating import formula
 from ...interactive.quiz import Numbers, gb
 from ...run import TrainingRun
 from ...units import GB, GiB, each, format_bytes, plus_minus
-from .calculators import COPIES, autocast_formula
 
 LLAMA = TrainingRun("llama3.1-8b", 1, 8192)
 XL = TrainingRun("gpt2-xl", 32, 1024)
@@ -27,6 +27,6 @@ def numbers() -> Iterator[Numbers]:
     known = {"states": states, "blocks": blocks, "missing": -loss, "total": total}
     totals = each(plus_minus, grown=grown, same=total, doubled=2 * total, loss_alone=loss_alone)
     yield "by_chance", known | totals
-    kept = autocast_formula(XL)[COPIES]
+    kept = formula.moments(XL)["after loss"]["weight_copies"]
     share = format_bytes(kept // XL.model.layers, "GB", 2)
     yield "copies", each(gb, copies=kept, none=0, fp32=2 * kept) | {"block": share}
