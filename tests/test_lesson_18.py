@@ -1,6 +1,5 @@
 """Lesson 18: answers and their hints; answers of calculators cut without loss; what errata compute."""
 
-import ast
 import re
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 import torch
 from checking import Answers, JudgedAnswers
 from edits import edited
+from lesson_source import names_from_cells, printed_with
 from matplotlib.collections import QuadMesh
 from torch import nn
 from torch.nn import functional as F
@@ -210,30 +210,53 @@ def test_a_map_draws_the_gaps(steps: dict[str, Measurement]) -> None:
 
 # --------------------------------------------------------------------------------------------------
 # what the lesson shows, and asks the learner to write
-def named(*names: str) -> dict[str, Any]:
-    """The lesson's functions of these names."""
-    tree = ast.parse((errata.ROOT / "notebooks/src/18_who_is_right.py").read_text(encoding="utf-8"))
-    found: list[ast.stmt] = [
-        part for part in tree.body if isinstance(part, ast.FunctionDef) and part.name in names
-    ]
-    space: dict[str, Any] = {}
-    exec(compile(ast.Module(found, []), "18", "exec"), space)
-    return {name: space[name] for name in names}
+BEFORE = (
+    "def zero(", "import predict, reveal", "xl = {", "class Attention(", "class Block(", "class GPT(",
+    "def note(moment", "def weigh(", "notes = {}", "def kept(", "zeros = 2", "V = 50257  #",
+)  # fmt: skip
+"""The cells before the ledger's that compute."""
 
 
 def test_the_three_formulas_that_the_lesson_shows_are_those_of_their_authors() -> None:
-    shown = named("zero", "playbook", "llm_analysis")
+    shown = names_from_cells("18", "def zero(")
     names = ("ZeRO", "Ultra-Scale Playbook, text", "llm-analysis")
     authors = {one.name: one for one in CALCULATORS}
     for (model, sequences), step in recorded.RECORDED.items():
         run = TrainingRun(model, sequences, 1024)
-        for name, formula in zip(names, shown.values(), strict=True):
+        for name, formula in zip(names, ("zero", "playbook", "llm_analysis"), strict=True):
             one = authors[name]
-            assert formula(**step.letters | {"N": one.counted(run)}) == one.total(run)
+            assert shown[formula](**step.letters | {"N": one.counted(run)}) == one.total(run)
+
+
+BLOCK_LINE = "return L * s * b * h * (34 + 5 * a * s / h)  # write"
+LOSS_LINE = "return s * b * (2 * V + 4 * h)"
+STATES_LINE = "return 2 * N + 4 * N + 12 * N  # and this one"
+BETWEEN = "  # write this line again\n\n\ndef corrected_states(N):\n    "
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (BLOCK_LINE, BLOCK_LINE, "Not yet: +199"),
+        (BLOCK_LINE, "return L * s * b * h * 34  # write", "Not yet: -10"),
+        (BLOCK_LINE, "return L * s * b * (38 * h + 4 * a + 16)  # write", "Right."),
+        (LOSS_LINE, LOSS_LINE, "Not yet: the loss is -79"),
+        (LOSS_LINE, "return s * b * (10 * V + 6 * h)", "Not yet: the loss is -0.0% off, states +4"),
+        (STATES_LINE, "return 12 * N", "Not yet: the loss is -79"),
+        (
+            f"{LOSS_LINE}{BETWEEN}{STATES_LINE}",
+            f"return s * b * (10 * V + 6 * h){BETWEEN}return 12 * N",
+            "Right.",
+        ),
+    ],
+)
+def test_a_learners_line_is_judged_by_what_was_weighed(old: str, new: str, said: str) -> None:
+    assert printed_with("18", old, new, *BEFORE).startswith(said)
 
 
 def test_the_ledger_and_the_simulation_are_as_near_to_the_card_as_the_lesson_says() -> None:
-    ledger = named("ledger")["ledger"]
+    more = ("from course_utils.figures import bars", "def ledger(")
+    ledger = names_from_cells("18", *BEFORE, *more)["ledger"]
     assert len(recorded.RECORDED) >= 9 and len({model for model, _ in recorded.RECORDED}) == 4
     for step in recorded.RECORDED.values():
         assert -0.04 < ledger(**step.letters) / step.counted - 1 < 0

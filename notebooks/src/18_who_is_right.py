@@ -2,7 +2,7 @@
 # jupyter:
 #   course:
 #     minutes: 65
-#     cpu_seconds: 25
+#     cpu_seconds: 15
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -151,7 +151,7 @@ def weigh(model, text):
 
 
 # %% [markdown]
-# **Your guess.** At which of the three answers does the step peak? Guess the peak.
+# **Your guess.** Which of the three answers is nearest to the step's peak? How many GB is that peak?
 
 # %%
 predict("18.peak", unit="GB")
@@ -165,30 +165,25 @@ with on_gpu(needs="138 GB"):
     text = torch.randint(50257, (32, 1025), device="cuda")
     notes = {}
     weigh(model, text)
-for moment, (most, _, gradients) in notes.items():
-    print(f"{moment:21s} at most {most / 1e9:6.1f} GB, with {gradients / 1e9:3.1f} GB of gradients")
-peak = max(most for most, _, _ in list(notes.values())[1:])
-reveal("18.peak", peak)
-card = recorded.RECORDED["gpt2-xl", 32].counted
-print(f"{card / 1e9:.1f} GB counted: {recorded.PROVENANCE}; this step {peak / card - 1:+.2%}")
-
-# %% [markdown]
-# The peak is in the backward of the loss, where no gradient of a weight exists yet. And the other calculators?
 
 # %%
 from course_utils import TrainingRun
 from course_utils.figures import bars
 
+for moment, (most, _, gradients) in notes.items():
+    print(f"{moment:21s} at most {most / 1e9:6.1f} GB, with {gradients / 1e9:3.1f} GB of gradients")
+peak = max(most for most, _, _ in list(notes.values())[1:])
+reveal("18.peak", peak)
+card = recorded.RECORDED["gpt2-xl", 32].counted
+print(f"a GPU counted {card / 1e9:.1f} GB; this step is {peak / card - 1:+.2%} off")
 gpt = TrainingRun("gpt2-xl", micro_batch=32, seq_len=1024, precision="amp-bf16")
-bars(
-    calculators.answers(gpt) | {"counted by a GPU": card},
-    "Nine answers for one step of GPT-2 XL, and what a GPU counted",
-    highlight="counted by a GPU",
-    provenance=recorded.PROVENANCE,
-)
+said = calculators.answers(gpt) | {"counted by a GPU": card}
+title = "Nine answers for one step of GPT-2 XL, and what a GPU counted"
+bars(said, title, highlight="counted by a GPU", provenance=recorded.PROVENANCE)
 
 # %% [markdown]
-# Before you laugh, read what each was made for:
+# The peak is in the backward of the loss, where no gradient of a weight exists yet. The figure has six more
+# calculators. Before you laugh, read what each was made for:
 #
 # | who | made for |
 # |---|---|
@@ -515,6 +510,42 @@ ErrataTable()
 # | right in total, wrong in parts | ask for the parts |
 #
 # Most of these texts are excellent, and this course is built on them. A claim that can be checked is a gift.
+
+# %% [markdown]
+# ## In your own script
+# Before you believe a calculator, ask it twice: with twice the batch, states must stay and activations double. Then let
+# your own step judge. Which part of it peaks, and do gradients exist there?
+
+# %%
+import torch
+from torch import nn
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+model = nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)).to(device)  # yours
+optimizer = torch.optim.AdamW(model.parameters())
+numbers = sum(weight.numel() for weight in model.parameters())
+print(f"12·N: {12 * numbers / 1e9:.3f} GB; 16·N: {16 * numbers / 1e9:.3f} GB")
+
+
+def most(moment):
+    if device == "cuda":
+        print(f"{moment:10s} at most {torch.cuda.max_memory_allocated() / 1e9:.3f} GB")
+        torch.cuda.reset_peak_memory_stats()
+
+
+# %%
+for _ in range(2):  # AdamW's states exist from the second step on
+    with torch.autocast(device, torch.bfloat16):
+        loss = model(torch.randn(64, 512, device=device)).square().mean()
+    most("forward")
+    loss.backward()
+    most("backward")
+    optimizer.step()
+    optimizer.zero_grad()
+    most("optimizer")
+
+# %% [markdown]
+# Without a card, `python3 -m course_utils watch train.py` counts the same on a simulated one.
 #
 # ## Five questions
 

@@ -56,8 +56,7 @@ def referee(make_model, make_batch) -> dict[str, int]:
     """Bytes that a training needs on the GPU at four moments of a step like all later ones."""
     ### BEGIN SOLUTION Return a dictionary with the keys begin, forward, backward and peak.
     before = torch.cuda.memory_allocated()
-    found = {}
-    model = make_model()
+    model, found = make_model(), {}
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(2):  # the first step makes Adam's states
         torch.cuda.reset_peak_memory_stats()
@@ -151,6 +150,7 @@ def mlp(layers=6, width=512, tokens=2048):
     return nn.Sequential(*pairs), torch.randn(tokens, width)
 
 
+# %%
 def look(make):
     """Print what each of the three rules says about a model."""
     with on_gpu():
@@ -161,8 +161,7 @@ def look(make):
     print(f"batch: doubling it takes {times:.2f} times the memory (broken: at most 1.2)")
     print(f"layers: forward keeps {kept:.2f} bytes per byte that they read (broken: at most 0.5)")
     print(
-        f"gradients: the peak is {step.above:.2f} times their bytes above the end of forward "
-        "(broken: below 0.5)"
+        f"gradients: the peak is {step.above:.2f} times theirs above forward's end (broken: below 0.5)"
     )
     print(f"           they are {share:.2f} of what forward keeps (needed: over 0.1)")
 
@@ -183,12 +182,12 @@ def breaks() -> dict:
         def forward(self, x):
             return x + self.shift
 
-    def shifts():
-        return nn.Sequential(*[Shift(1024) for _ in range(6)]), torch.randn(1024, 1024)
-
     return {
         "batch": lambda: mlp(layers=2, width=4096, tokens=64),
-        "layers": shifts,
+        "layers": lambda: (
+            nn.Sequential(*[Shift(1024) for _ in range(6)]),
+            torch.randn(1024, 1024),
+        ),
         "gradients": lambda: mlp(layers=32, width=512, tokens=1024),
     }
     ### END SOLUTION
@@ -316,25 +315,21 @@ def requested():
     return torch.cuda.memory_stats()["requested_bytes.all.current"]  # before rounding to blocks
 
 
-model = TrainingRun("llama3.1-8b").model
+sizes = h, kv, ffn, a = 4096, 1024, 14_336, 32  # Llama 3.1 8B's
 tokens = 4096
-sizes = model.hidden, model.kv, model.ffn, model.heads
 with on_gpu():
     # makes cuBLAS's workspaces, which stay
     nn.Linear(1, 1, device="cuda")(torch.ones(1, 1, device="cuda")).backward()
     block = FusedBlock(*sizes).to("cuda")
     copies = 2 * sum(weight.numel() for weight in block.parameters() if weight.ndim == 2)
     before = requested()
-    x = torch.randn(1, tokens, model.hidden, device="cuda", requires_grad=True)
+    x = torch.randn(1, tokens, h, device="cuda", requires_grad=True)
     with torch.autocast("cuda", torch.bfloat16):
         y = block(x)
     kept = requested() - before - y.nbytes - copies
-more = f"{kept % tokens:,} bytes for all tokens together"
-print(
-    f"Llama 3.1 8B, fused: {bytes_a_token(*sizes):,} bytes per token; "
-    f"simulated {kept // tokens:,}, and {more}"
-)
-print(f"not fused: {bytes_a_token(*sizes) + 6 * model.hidden:,}")
+print(f"Llama 3.1 8B, fused: {bytes_a_token(*sizes):,} bytes per token; weighed: ", end="")
+print(f"{kept // tokens:,}, and {kept % tokens:,} bytes for all tokens together")
+print(f"not fused: {bytes_a_token(*sizes) + 6 * h:,}")
 
 # %% [markdown]
 # ## Unchecked · Your own erratum

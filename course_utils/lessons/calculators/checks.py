@@ -14,30 +14,12 @@ from ...watching.on_gpu import on_new_gpu
 # --------------------------------------------------------------------------------------------------
 # 18.1: referee
 MOMENTS = ("begin", "forward", "backward", "peak")
-REFEREE_MISTAKES: Mistakes = {
-    "You read the first step, which begins without Adam's states. Later steps are different.": (
-        lambda one: one.first
-    ),
-    "You also count what was on the GPU before your function was called.": (
-        lambda one: [size + one.base for size in one.later]
-    ),
-    "Your peak counts what was on the GPU before your function was called.": (
-        lambda one: [*one.later[:3], one.later[3] + one.base]
-    ),
-    "Your peak is from before the step: the counter keeps the maximum until it is reset.": (
-        lambda one: [*one.later[:3], one.most - one.base]
-    ),
-    "Your peak is the peak up to the end of backward. The optimizer's step has temporaries, too.": (
-        lambda one: [*one.later[:3], one.until_backward]
-    ),
-}
 
 
 def _batch(rows: int, width: int, classes: int, of: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs, chosen from `of` times as many, and targets."""
-    return torch.randn(of, rows, width, device="cuda")[0].clone(), torch.randint(
-        classes, (rows,), device="cuda"
-    )
+    inputs = torch.randn(of, rows, width, device="cuda")[0].clone()
+    return inputs, torch.randint(classes, (rows,), device="cuda")
 
 
 def _mlp() -> nn.Module:
@@ -59,85 +41,89 @@ TRAININGS: Mapping[str, tuple[Callable[[], nn.Module], Callable[[], tuple[torch.
 }
 
 
-class Readings(NamedTuple):
-    """Bytes at MOMENTS of a first and a second step, and what may be mistaken for them.
-
-    Of the second step: its peak until its backward was through, and its gradients. Of what was on the GPU
-    before: at last (`base`) and at most.
-    """
-
-    first: list[int]
-    later: list[int]
-    until_backward: int
-    gradients: int
-    base: int = 0
-    most: int = 0
-
-
-def readings(make_model: Callable[[], nn.Module], make_batch: Callable[[], Any]) -> Readings:
-    """Readings of two steps of a training on the current GPU."""
+def _referee(make_model: Callable[[], nn.Module], make_batch: Callable[[], Any], mistake: str = "") -> Any:
+    """Bytes at MOMENTS of a step like all later ones; on request with a `mistake`."""
     base = torch.cuda.memory_allocated()
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters())
-
-    def step() -> tuple[list[int], int, int]:
-        torch.cuda.reset_peak_memory_stats()
+    sizes = list[int]()
+    for _ in range(1 if mistake == "first step" else 2):
+        if mistake != "no reset":
+            torch.cuda.reset_peak_memory_stats()
         sizes = [torch.cuda.memory_allocated()]
         inputs, targets = make_batch()
         loss = F.cross_entropy(model(inputs), targets)
         sizes.append(torch.cuda.memory_allocated())
         loss.backward()
-        sizes.append(torch.cuda.memory_allocated())
-        early = torch.cuda.max_memory_allocated() - base
-        gradients = sum(weight.grad.nbytes for weight in model.parameters() if weight.grad is not None)
+        sizes += [torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()]
         optimizer.step()
-        optimizer.zero_grad()
-        return [size - base for size in (*sizes, torch.cuda.max_memory_allocated())], early, gradients
+        if mistake != "gradients stay":
+            optimizer.zero_grad()
+        if mistake != "until backward":
+            sizes[3] = torch.cuda.max_memory_allocated()
+        del inputs, targets, loss
+    before = {"older": (0, 0), "older peak": (base, 0)}.get(mistake, (base, base))
+    return dict(zip(MOMENTS, [*(size - before[0] for size in sizes[:3]), sizes[3] - before[1]], strict=True))
 
-    return Readings(step()[0], *step())
+
+def _on_used_gpu(answer: Any, name: str) -> list[float]:
+    """An answer's readings of a training, on a GPU that has been used: something is there, a GB was."""
+    with on_new_gpu():
+        _referee(*TRAININGS["a small MLP, 4,096 tokens"])  # makes cuBLAS's workspaces
+        held = torch.empty(40 * 2**20, dtype=torch.uint8, device="cuda")
+        torch.empty(2**30, dtype=torch.uint8, device="cuda")
+        torch.cuda.empty_cache()
+        found = entries(call(answer, *TRAININGS[name], returns=Mapping), MOMENTS)
+        del held
+    return [float(size) for size in found.values()]
+
+
+def _mistaken(mistake: str) -> Callable[[str], list[float]]:
+    return partial(_on_used_gpu, partial(_referee, mistake=mistake))
+
+
+REFEREE_MISTAKES: Mistakes = {
+    "You read the first step, which begins without Adam's states. Later steps are different.": (
+        _mistaken("first step")
+    ),
+    "You also count what was on the GPU before your function was called.": _mistaken("older"),
+    "Your peak counts what was on the GPU before your function was called.": _mistaken("older peak"),
+    "Your peak is from before the step: the counter keeps the maximum until it is reset.": (
+        _mistaken("no reset")
+    ),
+    "Your peak is the peak up to the end of backward. The optimizer's step has temporaries, too.": (
+        _mistaken("until backward")
+    ),
+    "Gradients are still there when your next step begins.": _mistaken("gradients stay"),
+}
 
 
 def _near(got: Sequence[Any], wanted: Sequence[Any]) -> bool:
     """True if all readings agree to 2 % of the peak, which forgives blocks larger than their tensor."""
-    for readings_of_one, rights in zip(got, wanted, strict=True):
-        peak = rights[3]
-        pairs = zip(readings_of_one, rights, strict=True)
-        if not all(abs(mine - right) <= 0.02 * peak for mine, right in pairs):
-            return False
-    return True
+    pairs = [
+        (one, right, rights[3])
+        for ones, rights in zip(got, wanted, strict=True)
+        for one, right in zip(ones, rights, strict=True)
+    ]
+    return all(abs(one - right) <= 0.02 * peak for one, right, peak in pairs)
 
 
 @exercise("18.1", "Four moments of a step that is like all later ones, whatever was on the card before.")
 def referee(answer: Any) -> None:
     """`answer(make_model, make_batch)` is a dictionary: bytes at MOMENTS."""
-    expected = list[Readings]()
-    got = list[list[float]]()
-    with on_new_gpu():
-        readings(*TRAININGS["a small MLP, 4,096 tokens"])  # makes cuBLAS's workspaces
-        for make in TRAININGS.values():
-            torch.cuda.empty_cache()
-            one = readings(*make)
-            # Something stays, and a GB is there for a moment.
-            held = torch.empty(40 * 2**20, dtype=torch.uint8, device="cuda")
-            torch.empty(2**30, dtype=torch.uint8, device="cuda")
-            most = torch.cuda.max_memory_allocated()
-            torch.cuda.empty_cache()
-            expected.append(one._replace(base=torch.cuda.memory_allocated(), most=most))
-            found = entries(call(answer, *make, returns=Mapping), MOMENTS)
-            got.append([float(size) for size in found.values()])
-            del held
-    slip = unit_slip(got[0][0], expected[0].later[0])
+    right = partial(_on_used_gpu, _referee)
+    got = [_on_used_gpu(answer, name) for name in TRAININGS]
+    slip = unit_slip(got[0][0], right(next(iter(TRAININGS)))[0])
     expect(slip is None, f"Your bytes are {slip}")
-    if recognized(got, [(one,) for one in expected], lambda one: one.later, REFEREE_MISTAKES, same=_near):
+    if recognized(got, [(name,) for name in TRAININGS], right, REFEREE_MISTAKES, same=_near):
         return
     more = "too much. Which of your variables hold a tensor then?"
     few = "too little. Before which lines do you read and reset? Do batch and loss keep their names?"
-    for what, mine, one in zip(TRAININGS, got, expected, strict=True):
-        stay = abs(mine[0] - one.later[0] - one.gradients) <= 0.02 * one.later[3]
-        expect(not stay, "Gradients are still there when your next step begins.")
-        for name, reading, right in zip(MOMENTS, mine, one.later, strict=True):
-            off = f"With {what}, {name!r} is {more if reading > right else few}"
-            expect(abs(reading - right) <= 0.02 * one.later[3], off)
+    for name, mine in zip(TRAININGS, got, strict=True):
+        wanted = right(name)
+        for moment, reading, size in zip(MOMENTS, mine, wanted, strict=True):
+            off = f"With {name}, {moment!r} is {more if reading > size else few}"
+            expect(abs(reading - size) <= 0.02 * wanted[3], off)
 
 
 # --------------------------------------------------------------------------------------------------
