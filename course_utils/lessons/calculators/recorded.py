@@ -1,9 +1,9 @@
 """Steps of GPTs that a GPU counted, for lesson 18: peaks next to formulas and to the simulation."""
 
 from collections.abc import Callable, Mapping
+from itertools import product
 from typing import NamedTuple
 
-from ...evidence.gpu import run_of
 from ...measuring.recorded import newest
 from ...run import TrainingRun
 from ...units import Table
@@ -27,23 +27,23 @@ def _letters(run: TrainingRun) -> dict[str, int]:
     return sizes | {"V": model.vocab, "s": run.seq_len, "b": run.micro_batch}
 
 
+_ITEMS = {item.task: item for item in newest("run")}
+_MODELS = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
+
 RECORDED: dict[tuple[str, int], Step] = {}
 """Steps of GPTs by model and number of sequences, which have 1,024 tokens.
 
 bf16 autocast, AdamW, flash attention, nothing recomputed: what a TrainingRun is unless told otherwise.
 """
 
-for _item in newest("run"):
-    _run = run_of(_item.task.removesuffix(" steps=2"))
-    _plain = _run == TrainingRun(_run.model, _run.micro_batch, 1024)
-    if _plain and _run.model.family == "gpt2" and _run.model.logits == "compute":
+for _model, _sequences in product(_MODELS, (1, 2, 4, 8, 16, 32)):
+    _run = TrainingRun(_model, _sequences, 1024)
+    _item = _ITEMS.get(f"{_run.code()} steps=2")
+    if _item:
         _simulated = _item.parts["simulated"]
-        RECORDED[_run.model.name, _run.micro_batch] = Step(
-            _letters(_run),
-            _item.parts["counters"]["allocated"],
-            sum(_simulated["breakdown"][0].values()),
-            _simulated["allocated"],
-        )
+        _tensors = sum(_simulated["breakdown"][0].values())
+        _counted = _item.parts["counters"]["allocated"]
+        RECORDED[_model, _sequences] = Step(_letters(_run), _counted, _tensors, _simulated["allocated"])
         PROVENANCE = str(_item.provenance)
 
 
