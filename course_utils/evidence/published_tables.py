@@ -46,12 +46,6 @@ def summary(rows: Sequence[Row], answers: dict[str, Said], notes: Sequence[str] 
     return Table("published-gpus", title, headings, tuple(lines), tuple(notes), "simulated GPU")
 
 
-def frozen_summary() -> Table:
-    """The summary of what was frozen, without running anything."""
-    rows = answered_rows()
-    return summary(rows, {row.id: row.said for row in rows})
-
-
 def ten_rows() -> Table:
     """Ten rows of as many models and sources as possible: counted by a GPU, and said by the simulation."""
     known = {row.id: row for row in answered_rows()}

@@ -451,12 +451,12 @@ print(f"{recorded.PROVENANCE}; errors in percent of what it counted")
 recorded.judged(formulas | {"ledger": ledger})
 
 # %% [markdown]
-# **The gap.** The ledger adds up tensors, and so does the first column of the simulation. It also has the head's and
-# the norms' vectors, and the [workspaces](../docs/glossary.md#workspace) of cuBLAS, 68 MB on this card: most of
-# a small model's gap. The last column also follows the allocator, whose blocks can be larger than their tensors. It
-# ends within 0.3 % of the card. The simulations were written down before the card was asked.
+# **The gap.** The ledger adds up large tensors. *Simulated tensors* adds up all of them, and the
+# [workspaces](../docs/glossary.md#workspace) of cuBLAS, 68 MB on this card: most of a small model's gap. The last column
+# also follows the allocator, whose blocks can be larger than their tensors. It ends within 0.3 % of the card. The
+# simulations were written down before the card was asked.
 #
-# Change 12·N to 16·N in the ledger, "to be safe". For which models is it worse, for which better?
+# Change 12·N to 16·N in the ledger, "to be safe". What happens to the errors, and where most?
 #
 # So three lines of paper, each corrected by a measurement, are right to a few percent, and for large steps to a few
 # thousandths. For a Llama they are other lines (see above). [Where the numbers come

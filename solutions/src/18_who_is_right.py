@@ -160,9 +160,7 @@ def look(make):
     share = step.gradients / step.kept
     print(f"batch: doubling it takes {times:.2f} times the memory (broken: at most 1.2)")
     print(f"layers: forward keeps {kept:.2f} bytes per byte that they read (broken: at most 0.5)")
-    print(
-        f"gradients: the peak is {step.above:.2f} times theirs above forward's end (broken: below 0.5)"
-    )
+    print(f"gradients: the peak is {step.above:.2f} times theirs above forward (broken: below 0.5)")
     print(f"           they are {share:.2f} of what forward keeps (needed: over 0.1)")
 
 
