@@ -254,15 +254,15 @@ stack(step, title, provenance="GPT-2, 4 × 512 tokens, torch.cuda's counters, si
 # `TrainingRun` says the same in a line. Does it agree?
 
 # %%
-from course_utils import estimate, measure
+from course_utils import estimate
 
 full = TrainingRun("gpt2", micro_batch=4, seq_len=512, precision="amp-bf16", dropout=0.0)
 runs = [full, full.replace(lora_rank=8)]
 runs.append(full.replace(lora_rank=8, lora_targets=("attention", "mlp")))  # change this
 for (name, parts), run in zip(step.items(), runs):
-    counted, peak = sum(parts.values()), measure(run).peak
-    ours = f"estimated {estimate(run).total / 1e9:.3f} GB, simulated {peak / 1e9:.3f} GB"
-    print(f"{name:21s} {ours}, the counter {(counted - peak) / 1e6:.1f} MB more")
+    counted, total = sum(parts.values()), estimate(run).total
+    both = f"counted {counted / 1e9:.3f} GB, estimated {total / 1e9:.3f} GB"
+    print(f"{name:21s} {both}, gap {(total - counted) / 1e6:.1f} MB")
 
 # %% [markdown]
 # **The gap**: 17 MB are workspaces. And the counter sees the allocator's blocks, which are a little larger than the
@@ -521,8 +521,7 @@ else:
     print(f"merged {mean_loss(plain, sonnets()):.2f}")
 
 # %% [markdown]
-# Its numbers that learn are yours, and so is its memory. peft draws A evenly, not from a Gaussian, so the two losses
-# differ a little. `model.save_pretrained("adapter")` writes the factors alone.
+# As many numbers learn as in yours. peft draws A evenly, not from a Gaussian, so the two losses differ a little. `model.save_pretrained("adapter")` writes the factors alone.
 
 # %% [markdown]
 # ## In your own script

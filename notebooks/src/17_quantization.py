@@ -226,7 +226,7 @@ print(f"Not yet: another number for blocks of {wrong}." if wrong else "Right.")
 # ## Four bits, as a layer runs
 # In training, backward needs W again, for dL/dx. Plain autograd keeps the 16-bit W that forward made: the saving is
 # gone. Lesson 06's `checkpoint` computes W again in backward. bitsandbytes does it in a function of its own. LoRA's
-# factors are in 16 bits, and start as in lesson 16.
+# factors are in 16 bits. (Only bytes count here, so W and A stay empty.)
 
 # %%
 from torch.utils.checkpoint import checkpoint

@@ -237,7 +237,8 @@ check.two_factors(two_factors)
 # %% [markdown] tags=["explanation"]
 # ### Why
 # If a fine-tuning needs few directions, few singular values are large, and a small rank loses little. Hu et al. made
-# this guess first (section 1). Libraries extract LoRAs from complete models in exactly this way.
+# this guess first (section 1). Tools such as [mergekit](https://github.com/arcee-ai/mergekit) extract
+# LoRAs from complete models this way.
 
 # %% tags=["solution"]
 torch.manual_seed(0)
