@@ -245,7 +245,7 @@ step["LoRA on all matrices"] = weigh(ALL)
 kept = {name: parts["activations"] for name, parts in step.items()}
 reveal("16.activations", 100 * (1 - kept["LoRA on all matrices"] / kept["all weights"]), unit="%")
 title = "LoRA removes the optimizer states; what forward keeps stays"
-stack(step, title, provenance="GPT-2, 4 × 512 tokens, torch.cuda's counters, simulated GPU")
+stack(step, title, provenance=f"torch.cuda's counters, second step · torch {torch.__version__}")
 
 # %% [markdown]
 # (*Activations* are all that forward keeps, with autocast's 16-bit copies of weights. *Optimizer states* include 17 MB

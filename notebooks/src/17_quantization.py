@@ -283,7 +283,7 @@ for when, size in seen.items():
 plain = as_it_runs(again=False)["2: after forward"]
 print(f"after forward, without checkpoint: {plain / 1e6:.1f} MB")
 title = "The 16-bit W is there for two moments; four bits and factors stay"
-stack(rows, title, unit="MB", provenance="512 tokens, torch.cuda's counter, simulated GPU")
+stack(rows, title, unit="MB", provenance=f"memory_allocated() · torch {torch.__version__}")
 
 # %% [markdown]
 # *Parameters* are codes, scales and factors. *Weight copies* are the unpacked W, once in forward and once in backward.
@@ -480,7 +480,7 @@ predict("17.qlora", unit="GB")
 # %%
 def peaks(L, tokens=512, V=32000, h=8192):  # change this
     """The most that is allocated in forward and backward, and in the optimizer's step."""
-    with on_gpu(needs="50 GB"), torch.device("cuda"):
+    with on_gpu(needs="8 GB"), torch.device("cuda"):
         embedding, head = (torch.empty(V, h, dtype=torch.bfloat16) for _ in range(2))  # frozen
         blocks = nn.ModuleList(Block() for _ in range(L))
         optimizer, ids = torch.optim.AdamW(blocks.parameters()), torch.randint(V, (tokens + 1,))
