@@ -60,8 +60,8 @@ for r in (2, 8, 16, 64):
 reveal("16.percent", share[16], unit="%")
 
 # %% [markdown]
-# "At most" counts 16 bytes per number: the factor, its gradient and Adam's two moments in fp32. Ranks from 2 to 64 are usual: Hu et al. tried
-# 1 to 64 for GPT-3 (section 7.2), and the QLoRA paper took 64.
+# "At most" counts 16 bytes per number: the factor, its gradient and Adam's two moments in fp32. Ranks from 2 to 64 are
+# usual: Hu et al. tried 1 to 64 for GPT-3 (section 7.2), and the QLoRA paper took 64.
 #
 # Which matrices? Hu et al. adapt only attention's, "both for simplicity and parameter-efficiency" (section 4.2), and
 # many followed them. [Dettmers et al. 2023](https://arxiv.org/abs/2305.14314) needed LoRA on *all* linear layers of the
@@ -70,6 +70,8 @@ reveal("16.percent", share[16], unit="%")
 
 # %% [markdown]
 # ## By hand
+# The layer computes both paths: the frozen one, and x through A and then B, times a scale. (Why alpha/r? That comes
+# later.)
 
 
 # %%
