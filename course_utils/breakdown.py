@@ -74,11 +74,13 @@ class MemoryBreakdown(Mapping[str, int]):
             f"{kind.replace('_', ' '):<{width}}  {shown(size):>12}" for kind, size in self.items() if size
         ]
         lines = [*rows, f"{'total':<{width}}  {shown(self.total):>12}"]
-        if self._title():
-            lines.insert(0, self._title())
+        if self.title:
+            lines.insert(0, self.title)
         return "\n".join(lines)
 
-    def _title(self) -> str:
+    @property
+    def title(self) -> str:
+        """Its label, and the phase that it is the peak of; empty without either."""
         if self.phase in self.label:
             return self.label
         return f"{self.label}, in {self.phase}" if self.label else f"in {self.phase}"
@@ -89,4 +91,4 @@ class MemoryBreakdown(Mapping[str, int]):
         rows = [(kind.replace("_", " "), shown(size)) for kind, size in present.items()]
         hints = [KIND_NOTES[kind] for kind in present]
         table = [*rows, ("total", shown(self.total))]
-        return html_table(table, header=False, totals=True, caption=self._title(), hints=hints)
+        return html_table(table, header=False, totals=True, caption=self.title, hints=hints)

@@ -354,9 +354,31 @@ class Explanation:
         table = aligned([COLUMNS, *map(self._cells, self.rows)], range(4, len(COLUMNS)))  # numbers come first
         return "\n".join([self.title, table, self._closing()])
 
+    def to_text(self, width: int) -> str:
+        """The table within so many characters, or where it is wider, three short lines for each row."""
+        if max(map(len, repr(self).split("\n")[1:])) <= width:
+            return repr(self)
+        cells = [self._cells(row) for row in self.rows]
+        return "\n".join([self.title, *short_lines(cells, 4, width), self._closing()])
+
     def _repr_html_(self) -> str:
         table = html_table([COLUMNS, *map(self._cells, self.rows)], len(COLUMNS), caption=self.title)
         return f"{table}<p><small>{escape(self._closing())}</small></p>"
+
+
+def short_lines(cells: Sequence[Sequence[str]], numbers: int, width: int) -> list[str]:
+    """Rows of a table of tensors, each as three lines of at most `width` characters.
+
+    The first cells of a row are that many `numbers`; the others are those of `COLUMNS` from "kind" on.
+    """
+    begin = aligned([row[:numbers] for row in cells], 0).split("\n")
+    left = " " * (max(map(len, begin)) + 2)
+    lines = []
+    for number, row in zip(begin, cells, strict=True):
+        kind, module, operation, shape, dtype, made_in, code = row[numbers:]
+        named = [f"{kind}: {operation} in {module}", f"{shape} {dtype}, {made_in}", code]
+        lines += [f"{number:<{len(left)}}{named[0]}", *(f"{left}{words}" for words in named[1:])]
+    return [line.rstrip() if len(line) <= width else f"{line[: width - 1]}…" for line in lines]
 
 
 def explained(allocations: Iterable[Allocation], count: int, title: str) -> Explanation:

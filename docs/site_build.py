@@ -207,7 +207,9 @@ def prepare(app: Any, name: str, source: list[str]) -> None:
                     output["data"]["text/html"] = dressed(output, app.course_live.get(cell["id"]))
         source[0] = json.dumps(notebook)
     elif name == app.config.root_doc:
-        source[0] = source[0].replace("<!-- the explorer -->", first_picture())
+        from story import told
+
+        source[0] = told(source[0]).replace("<!-- the explorer -->", first_picture())
 
 
 def dressed(output: dict[str, Any], code: str | None) -> str:

@@ -38,6 +38,7 @@ NOUNS = (
     "measurement",
     "units",
     "palette",
+    "terminal",
     "errors",
     "pace",
     "fence",

@@ -123,8 +123,9 @@ def test_estimate_and_fit_need_the_standard_library_only():
     assert done.returncode == 1 and "nothing fits; smallest: TrainingRun('gpt2-xl'" in done.stdout
 
 
-def test_fit_as_json_says_what_the_text_does(capsys):
+def test_fit_as_json_says_what_the_text_does(capsys, monkeypatch):
     pytest.importorskip("torch")
+    monkeypatch.setenv("COLUMNS", "200")
     for card, code in (("RTX5090-32GB", 0), ("T4-16GB", 1)):
         words = ["fit", "gpt2-xl", "--gpu", card, "--global-batch", "2"]
         assert front_door.main(words) == code

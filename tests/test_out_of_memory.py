@@ -380,10 +380,13 @@ def answered(*arguments: str) -> int:
 def test_it_reads_a_log_words_and_what_is_pasted(tmp_path, monkeypatch, capsys):
     log = tmp_path / "my Läufe.log"
     log.write_bytes(b"\xff loss 3\n" + STATES.encode())
-    expected = str(diagnose(parse("loss 3\n" + STATES))) + "\n"
+    monkeypatch.setenv("COLUMNS", "80")
+    expected = diagnose(parse("loss 3\n" + STATES)).to_text(80) + "\n"
     assert answered(str(log)) == 0 and capsys.readouterr().out == expected
     assert answered("--", *OLD.split()) == 0 and "14.56 GiB" in capsys.readouterr().out
     assert answered(OLD) == 0 and "14.56 GiB" in capsys.readouterr().out
+    assert answered("CUDA out of memory. Tried to allocate 2.00 GiB") == 0  # it ends as a file does
+    assert "2.00 GiB more were" in capsys.readouterr().out
     other = tmp_path / "rank1.log"
     other.write_text("all is well\n")
     assert answered(str(other), str(log)) == 0

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from needs import need
 
+from course_utils.authoring.address import FILES, lines_of_readme, pages_of, set_address
 from course_utils.authoring.build import committed_notebooks
 from course_utils.authoring.pages import readme
 from course_utils.cli.main import COMMANDS
@@ -76,7 +77,34 @@ def test_workflows_may_only_read_unless_a_job_publishes_and_run_commands_that_th
 def test_the_table_of_lessons_is_what_build_makes() -> None:
     text = read("README.md")
     assert readme(ROOT) == text
-    assert text.count("](docs/images/colab.svg)") == len(numbered(ROOT / "notebooks"))
+    assert len(re.findall(r"^\| \[", text, re.MULTILINE)) == len(numbered(ROOT / "notebooks"))
+    assert len(text.replace("|", " ").split()) <= 900 and lines_of_readme(ADDRESS) in text
+
+
+def test_one_command_writes_another_address_everywhere(tmp_path) -> None:
+    for name in FILES:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(read(name), encoding="utf-8")
+    for wrong in ("github.com/me/course", "https://github.com/me", "https://github.com/me/course.git", ""):
+        with pytest.raises(ValueError, match="OWNER/NAME"):
+            set_address(tmp_path, wrong)
+    assert (tmp_path / "README.md").read_text(encoding="utf-8") == read("README.md")
+    new = "https://github.com/me/my.course-1"
+    assert len(set_address(tmp_path, new)) == len(FILES) and set_address(tmp_path, new) == []
+    texts = {name: (tmp_path / name).read_text(encoding="utf-8") for name in FILES}
+    assert not any(ADDRESS in text or pages_of(ADDRESS) in text for text in texts.values())
+    assert (
+        tomllib.loads(texts["pyproject.toml"])["project"]["urls"]["Homepage"]
+        == "https://me.github.io/my.course-1/"
+    )
+    assert (
+        texts["README.md"].count("](docs/images/colab.svg)") == 1
+        and f"git clone {new} " in texts["README.md"]
+    )
+    set_address(tmp_path, ADDRESS)
+    assert {name: (tmp_path / name).read_text(encoding="utf-8") for name in FILES} == {
+        name: read(name) for name in FILES
+    }
 
 
 # Sizes

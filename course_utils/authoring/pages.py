@@ -2,7 +2,6 @@
 
 import json
 import re
-import tomllib
 from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
@@ -17,7 +16,6 @@ from ..interactive.notebook_runs import BuildError
 from ..lessons.calculators import errata
 from ..lessons.shared.cheat_sheet import cheat_sheet
 from ..teaching import syllabi
-from ..teaching.other_platforms import COLAB_BRANCH, link
 
 HEAD = """# On real GPUs
 
@@ -95,19 +93,13 @@ def readme(root: Path) -> str:
     """README with a new table of lessons, but for what one finds out. ValueError for a lesson with no row."""
     text = (root / README).read_text(encoding="utf-8")
     kept = dict(re.findall(r"^\| \[(\w+) [^|]+\| ([^|]+) \|", text, re.MULTILINE))
-    settings = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
-    address = settings["project"]["urls"]["Repository"]
-    rows = ["| lesson | you find out | minutes | in a browser |", "|---|---|---|---|"]
+    rows = ["| lesson | you find out | minutes |", "|---|---|---|"]
     for number, lesson in syllabi.lessons(root).items():
         if number not in kept:
             row = f"| [{number} …](…) | what one finds out | |"
             raise ValueError(f"README.md needs a row `{row}` for {lesson.file}")
         file = f"notebooks/{lesson.file}"
-        colab = link(file, address, COLAB_BRANCH, colab=True)
-        binder = link(file, address, "main")
-        badges = f"[![Open lesson {number} in Colab](docs/images/colab.svg)]({colab}) "
-        badges += f"[![Open lesson {number} in Binder](docs/images/binder.svg)]({binder})"
-        rows.append(f"| [{number} {lesson.title}]({file}) | {kept[number]} | {lesson.minutes} | {badges} |")
+        rows.append(f"| [{number} {lesson.title}]({file}) | {kept[number]} | {lesson.minutes} |")
     table = f"(?<={TABLE[0]}\n).*(?=\n{TABLE[1]})"
     made, count = re.subn(table, lambda _: "\n".join(rows), text, flags=re.DOTALL)
     if count != 1:
@@ -115,20 +107,24 @@ def readme(root: Path) -> str:
     return made
 
 
-def gpt2_xl_stack() -> CourseFigure:
-    """GPT-2 XL's training step of 32 sequences of 1,024 tokens at its peak, five ways, and a 32 GB card."""
-    card = gpu("RTX5090-32GB")
+def five_recipes() -> dict[str, TrainingRun]:
+    """Five ways to train GPT-2 XL on 32 sequences of 1,024 tokens, each with less memory."""
     run = TrainingRun("gpt2-xl", micro_batch=32, seq_len=1024, precision="amp-bf16")
     recomputed = run.replace(recompute="full")
     master = recomputed.replace(precision="bf16-master")
-    runs = {
+    return {
         "autocast, everything kept": run,
         "recomputed in backward": recomputed,
         "and 16-bit weights with a 32-bit master copy": master,
         "and the loss in 8 chunks": master.replace(loss_chunks=8),
         "or 8 micro-batches of 4 for 1 of 32": master.replace(micro_batch=4, accumulation_steps=8),
     }
-    rows = {label: estimate(run) for label, run in runs.items()}
+
+
+def gpt2_xl_stack() -> CourseFigure:
+    """GPT-2 XL's training step at its peak by those recipes, and a 32 GB card."""
+    card = gpu("RTX5090-32GB")
+    rows = {label: estimate(run) for label, run in five_recipes().items()}
     totals = [row.total for row in rows.values()]
     most = format_bytes(max(totals), "GB", 1)
     least = format_bytes(min(totals), "GB", 1)

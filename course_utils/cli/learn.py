@@ -17,6 +17,7 @@ from ..gpus import GPUS
 from ..interactive.course_files import ROOT, old_numbers
 from ..models import LOGITS, PRESETS
 from ..run import ATTENTIONS, COMPILES, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
+from ..terminal import columns, say, shows_colors, stack
 from ..units import parse_bytes
 from ..watching import out_of_memory
 from . import start
@@ -98,7 +99,7 @@ def doctor(chosen: Namespace) -> int:
         return hand_over([str(python), "-m", "course_utils", "doctor", "--here"], course_environment())
     from .doctor import report
 
-    print(report())
+    say(report())
     return 0
 
 
@@ -116,6 +117,7 @@ def run_options(parser: ArgumentParser) -> None:
             told += f" (default: {str(default).lower()})"
         option = f"--{name.replace('_', '-')}"
         parser.add_argument(option, type=KINDS[kind], metavar="VALUE", default=default, help=told)
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
 
 
 def training_run(chosen: Namespace) -> TrainingRun:
@@ -128,13 +130,23 @@ def estimate(chosen: Namespace) -> int:
     from .. import estimate as estimate_bytes
 
     run = training_run(chosen)
-    print(f"{run}\n{estimate_bytes(run)}")
+    estimated = estimate_bytes(run)
+    if not chosen.json:
+        say(run)
+        print(stack(estimated, min(columns(), 100), shows_colors()))
+    counters, why_not = None, None
     try:
         from .. import counted, measure
 
-        print(f"\n{counted(measure(run, 'simulated'))}")
+        counters = counted(measure(run, "simulated"))
     except (ModuleNotFoundError, ValueError) as error:
-        print(f"\nThe GPU's own counters are not predicted: {error}")
+        why_not = str(error)
+    if chosen.json:
+        told = vars(counters) if counters else None
+        more = {"counters": told, "not_predicted": why_not}
+        print(json.dumps({"run": run.code(), "estimate": estimated.to_dict(), **more}))
+    else:
+        say(f"\n{counters}" if counters else f"\nThe GPU's own counters are not predicted: {why_not}")
     return 0
 
 
@@ -142,7 +154,11 @@ def compare(chosen: Namespace) -> int:
     """Print a run's estimate next to its measurement, live or simulated."""
     from .. import compare as compare_bytes
 
-    print(compare_bytes(training_run(chosen)))
+    compared = compare_bytes(training_run(chosen))
+    if chosen.json:
+        print(compared.to_json())
+    else:
+        say(compared)
     return 0
 
 
@@ -173,7 +189,7 @@ def fit(chosen: Namespace) -> int:
     if chosen.json:
         print(json.dumps({**plan.to_dict(), "fits": fits, "verdict": said}))
     else:
-        print(f"{plan}\n\n{said}".rstrip())
+        say(f"{plan}\n\n{said}".rstrip())
     return 0 if fits else 1
 
 
@@ -249,9 +265,9 @@ def _watched(chosen: Namespace) -> int:
         more = {"difference": changed.to_dict() if changed else None}
         print(json.dumps(found.to_dict() | script | more))
     else:
-        print(f"{chosen.script}, run unchanged\n\n{found}")
+        print(f"{chosen.script}, run unchanged\n\n{found.to_text(columns(), shows_colors())}")
         if changed:
-            print(f"\n{changed!r}")
+            say(f"\n{changed.to_text(columns())}")
     return 0 if found.wanted is None or found.wanted.fits else 1
 
 
@@ -260,7 +276,7 @@ def progress(_: Namespace) -> int:
     from ..interactive.learner_folder import progress_file
     from ..interactive.progress import progress as progress_now
 
-    print(f"{progress_now()}\nThe file is {progress_file()}.")
+    say(f"{progress_now()}\nThe file is {progress_file()}.")
     return 0
 
 
@@ -276,7 +292,7 @@ def find(chosen: Namespace) -> int:
     findings = find_words(*chosen.words)
     if not findings.places:
         raise ValueError(repr(findings))
-    print(findings)
+    say(findings)
     return 0
 
 
@@ -287,7 +303,7 @@ COMMANDS = {
     "estimate": Command("estimate a run: estimate gpt2-xl --micro-batch 32", estimate, run_options),
     "compare": Command("estimate and measure: compare gpt2 --recompute full", compare, run_options, "torch"),
     "fit": Command(
-        "make a run fit a card: fit gpt2-xl --gpu RTX5090-32GB --global-batch 32", fit, fit_options, failed=2
+        "make a run fit a card: fit gpt2-xl --gpu L4-24GB --global-batch 32", fit, fit_options, failed=2
     ),
     "watch": Command(
         "watch an unchanged training script: watch train.py --batch 8", watch, watch_options, failed=2

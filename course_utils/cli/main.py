@@ -21,10 +21,11 @@ from .environment import NAME, SetupError
 
 GROUPS = {"To learn": learn.COMMANDS, "To teach": teach.COMMANDS, "To maintain": maintain.COMMANDS}
 COMMANDS = learn.COMMANDS | teach.COMMANDS | maintain.COMMANDS
-COURSE = "Where Did the GPU Memory Go? A course that accounts for every byte of a training step."
+COURSE = "Where Did the GPU Memory Go?\nA course that accounts for every byte of a training step."
 ABOUT_SETUP = """\
-Commands that need packages make the course's own environment in .venv first; with --here they use
-the Python that runs them. COURSE_TORCH=cpu or cuda chooses torch's build."""
+Commands that need packages make the course's own environment in .venv first;
+with --here they use the Python that runs them. COURSE_TORCH=cpu or cuda chooses
+torch's build."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

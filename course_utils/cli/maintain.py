@@ -6,6 +6,7 @@ from argparse import ArgumentParser, Namespace
 from importlib import import_module
 from pathlib import Path
 
+from ..authoring import address
 from ..errors import unknown
 from ..evidence import command as evidence
 from ..interactive.course_files import ROOT, number_of, numbered
@@ -193,6 +194,7 @@ COMMANDS = {
     "new-lesson": Command("make a new lesson's files: 20 my_lesson", new_lesson, new_lesson_options),
     "check-torch": Command("try another torch: 2.15.0", check_torch, check_torch_options, "test"),
     "site": Command("make the website: site --out site", site, site_options, "author"),
+    "address": Command("write the repository's address: address URL", address.run, address.options),
     "record": Command("record the course's runs on this GPU: record --out DIR", record, record_options),
     "evidence": Command(
         "report how right the engine is (--quick)", evidence.run, evidence.options, "torch", SAME_ANSWERS

@@ -142,7 +142,7 @@ class Prediction:
         guess = stored_guesses().get(self.key)
         if guess and self.key in shown_answers():
             return {"text/html": _locked(guess), "text/plain": repr(self)}
-        asked = f"<p class='course-ask' {_data(self.key, self.unit)}>{html.escape(repr(self))}</p>"
+        asked = asked_on_a_page(self.key, self.unit, repr(self))
         text = f"{guess.value:.12g}" if guess else ""
         written = _locked(guess) if guess else asked
         return {**self.form(text)._repr_mimebundle_(), "text/html": written, "text/plain": repr(self)}
@@ -190,6 +190,11 @@ class About(NamedTuple):
     button: str
     locked: str = ""
     problem: str = ""
+
+
+def asked_on_a_page(key: str, unit: str, asked: str) -> str:
+    """Words that ask for a guess, which the website's script makes a field of."""
+    return f"<p class='course-ask' {_data(key, unit)}>{html.escape(asked)}</p>"
 
 
 def _data(key: str, unit: str, actual: float | None = None) -> str:

@@ -59,16 +59,18 @@ def stacked_bars(
     unit: str = "GB",
     slim: bool = False,
     alt: str = "",
+    scale: int = 0,
 ) -> HtmlPicture:
     """A bar of memory by kind for each row, its total at the right, and the line of a limit in bytes.
 
-    `slim` bars have their names at the left and no numbers inside: for many of them. ValueError without rows.
+    `slim` bars have their names at the left and no numbers inside: for many of them. The width is the largest
+    of what is shown, or `scale` bytes if that is more. ValueError without rows.
     """
     if not rows:
         raise ValueError("a stack needs at least one row")
     named = {label: segments_of(row) for label, row in rows.items()}
     totals = {label: sum(part.size for part in parts) for label, parts in named.items()}
-    largest = max([*totals.values(), limit or 0, nominal or 0, 1])
+    largest = max([*totals.values(), limit or 0, nominal or 0, scale, 1])
     digits = digits_for(max(totals.values()), unit)
     lines = ""
     if limit:

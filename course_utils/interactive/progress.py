@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
-from ..units import Table
+from ..units import Table, aligned
 from .course_files import CORE, LESSONS, ROOT, numbered, old_numbers, text_of
 from .learner_folder import remember, remembered
 
@@ -98,7 +98,14 @@ class Progress:
         return " ".join([kept, core, *self.problems])
 
     def __str__(self) -> str:
-        return f"{self.table}\n\n{self.summary}"
+        narrow = [("lesson", "exercises", "quiz, first try", "next")]
+        for lesson in self.lessons:
+            name, done, quiz, following = lesson.cells
+            number = following.partition(" ")[0] if lesson.next else "–"
+            narrow.append(
+                (name.removesuffix(" · core"), done, quiz.removesuffix(" at the first try"), number)
+            )
+        return f"{aligned(narrow, 4)}\n\n{self.summary}"
 
     def __repr__(self) -> str:
         return "Your progress, lesson by lesson. Run this cell to see it."

@@ -20,7 +20,7 @@ from ..allocator.replay import can_be_replayed, replay
 from ..breakdown import KINDS, MemoryBreakdown
 from ..estimating import estimate
 from ..measurement import COLUMNS as COLUMNS_OF_ROWS
-from ..measurement import Allocation, Measurement, Row, how_many, row_of
+from ..measurement import Allocation, Measurement, Row, how_many, row_of, short_lines
 from ..run import TrainingRun
 from ..units import aligned, format_bytes, format_signed, formatter, html_table, plus_minus
 from .sources import measure
@@ -362,6 +362,12 @@ class Difference:
 
     def __repr__(self) -> str:
         return "\n".join([self._opening(), aligned(self._table(), range(5, len(COLUMNS))), self._closing()])
+
+    def to_text(self, width: int) -> str:
+        """The table within so many characters: three short lines for each row, as `Explanation.to_text`."""
+        *rows, rest = self._table()[1:]
+        lines = short_lines(rows, 5, width) if rows else []
+        return "\n".join([self._opening(), *lines, f"{rest[0]}: {rest[4]}", self._closing()])
 
     def _repr_html_(self) -> str:
         table = html_table(self._table(), len(COLUMNS), caption=self._opening())

@@ -23,6 +23,7 @@ from ..errors import GpuOutOfMemory, ScriptError, SimulationUnavailable
 from ..gpus import GPUS, Gpu
 from ..measurement import Measurement
 from ..measuring.files import everything_from_json, everything_to_json
+from ..pace import working
 
 TASK, ANSWER = "task.json", "answer.json"
 
@@ -56,7 +57,7 @@ def watch_apart(
         folder = Path(name).resolve()
         task = {"fenced": fenced, "watch": [path, list(arguments), source], "choices": choices}
         (folder / TASK).write_text(json.dumps(task), encoding="utf-8")
-        code = _run(folder)
+        code = _run(folder, Path(path).name)
         if code or not (folder / ANSWER).exists():
             raise ScriptError(_ended(Path(path).name, code))
         answer = json.loads((folder / ANSWER).read_text(encoding="utf-8"))
@@ -71,14 +72,22 @@ def watch_apart(
     return measured, GPUS.get(chosen.name, chosen)
 
 
-def _run(folder: Path) -> int:
-    """Run the process with its task in a folder; returns its exit code when nothing of it is left."""
+def _run(folder: Path, name: str) -> int:
+    """Run the process with its task in a folder, and say that the script of this name is running.
+
+    Returns its exit code when nothing of it is left.
+    """
     places = dict.fromkeys(("TMPDIR", "TEMP", "TMP", *CACHES), str(folder))
     command = [sys.executable, "-c", START, str(folder), *sys.path]
     stderr = 2
     process = subprocess.Popen(command, env={**os.environ, **places}, stdout=stderr)
     try:
-        return process.wait()
+        with working(f"running {name} for some steps") as work:
+            while process.poll() is None:
+                work.go_on()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=0.2)
+        return process.returncode
     finally:  # also after Ctrl-C
         process.kill()
         process.wait()

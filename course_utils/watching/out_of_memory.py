@@ -5,19 +5,26 @@ The answer is what was full, the likely cause, three changes and the lesson for 
 out_of_memory.toml has the words to look for, and the texts of the answers.
 """
 
+import json
 import os
 import re
 import sys
 import tomllib
 from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product, takewhile
 from pathlib import Path
 from textwrap import fill, indent
+from typing import Any
 
+from ..terminal import WIDE, columns, within
 from ..units import GiB, MiB, TiB, aligned, binary, parse_bytes, percent
 
 TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+VERSION = 1
+"""Of `Diagnosis.to_dict`."""
+
 SIZE = r"([0-9]+(?:\.[0-9]+)? (?:[KMGT]i?)?B)"
 HEADER = "Traceback (most recent call last)"
 NEAR = ("loss", "attention")
@@ -111,22 +118,54 @@ class Diagnosis:
             found.append((code.replace('"cuda"', device), f"{lesson}: {TEXTS['lessons'][lesson]}"))
         return found
 
+    @property
+    def script(self) -> str:
+        """The script that the log names, or "train.py"."""
+        scripts = (re.match(TEXTS["log"]["script"], line) for line in self.failure.lines)
+        return next((match[1] for match in scripts if match), "train.py")
+
+    @property
+    def reasons(self) -> list[str]:
+        """A text for each cause, with the message's numbers."""
+        return [TEXTS["causes"][cause]["text"].format(**self._words()) for cause in self.causes]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The diagnosis as plain data, sizes in bytes; a change of its form changes "version"."""
+        texts = self.reasons
+        return {
+            "format": "course_utils oom",
+            "version": VERSION,
+            "message": self.failure.words,
+            "line": self.failure.at,
+            "sizes": self.failure.sizes,
+            "parts": self.failure.parts,
+            "causes": [{"name": name, "text": text} for name, text in zip(self.causes, texts, strict=True)],
+            "sure": self.sure,
+            "because": self.because,
+            "because_line": self.line,
+            "changes": [{"code": code, "lesson": lesson} for code, lesson in self.changes],
+        }
+
     def __str__(self) -> str:
-        texts = [TEXTS["causes"][cause]["text"].format(**self._words()) for cause in self.causes]
+        return self.to_text()
+
+    def to_text(self, width: int = WIDE) -> str:
+        """The diagnosis for a terminal of so many characters."""
         where = f" (line {self.line})" if self.line else ""
-        texts.append(f"Why: {self.because}{where}.")
-        said = "\n".join(fill(text, 98, break_on_hyphens=False) for text in texts)
+        texts = [*self.reasons, f"Why: {self.because}{where}."]
+        said = "\n".join(fill(text, min(width, 100) - 2, break_on_hyphens=False) for text in texts)
         title = {"certain": "Cause", "likely": "Likely cause", "possible": "Possible cause"}[self.sure]
         rows = [(f"  {n}. {code}", f"lesson {of}") for n, (code, of) in enumerate(self.changes, 1)]
-        scripts = (re.match(TEXTS["log"]["script"], line) for line in self.failure.lines)
-        script = next((match[1] for match in scripts if match), "train.py")
+        changes = aligned(rows, 2)
+        if max(map(len, changes.split("\n"))) > width:
+            changes = "\n".join(f"{code}\n     {lesson}" for code, lesson in rows)
         parts = [
             f"What was full\n{_full(self.failure, self.cause)}",
             f"{title}{'s' * (len(self.causes) > 1)}\n{indent(said, '  ')}",
-            f"Three changes\n{aligned(rows, 2)}",
-            f"Predict it before the next run, without a GPU: python3 -m course_utils watch {script}",
+            f"Three changes\n{changes}",
+            f"Predict it before the next run, without a GPU: python3 -m course_utils watch {self.script}",
         ]
-        return "\n\n".join(parts)
+        return within("\n\n".join(parts), width)
 
     def _words(self) -> dict[str, str]:
         """The message's sizes as the texts of out_of_memory.toml name them, and their shares of the card."""
@@ -419,45 +458,55 @@ def options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "message", nargs="*", metavar="LOG", help="logs, or words after -- (default: what you paste)"
     )
+    parser.add_argument("--json", action="store_true", help="print the diagnoses as one JSON list")
 
 
 def run(chosen: Namespace) -> int:
     """Print what an out-of-memory message says. Raises ValueError if there is none, or no such file."""
     words = chosen.message
+    if not words and sys.stdin.isatty():
+        print("Paste the message, then press Ctrl-D (on Windows Ctrl-Z and Enter).", file=sys.stderr)
+    logs: dict[str, bytes]
     if not words:
-        if sys.stdin.isatty():
-            print("Paste the message, then press Ctrl-D (on Windows Ctrl-Z and Enter).", file=sys.stderr)
-        print(diagnose(parse_log(sys.stdin.buffer.read())))
+        logs = {"": sys.stdin.buffer.read()}
     elif not _are_files(words):
-        print(diagnose(parse_log(os.fsencode(" ".join(words)))))
-    elif len(words) == 1:
-        print(diagnose(parse_log(Path(words[0]).read_bytes())))
+        logs = {"": os.fsencode(" ".join(words))}
     else:
-        _print_each(words)
+        logs = {name: Path(name).read_bytes() for name in words}
+    found, refused = _diagnosed(logs)
+    if chosen.json:
+        print(json.dumps([{"log": name, **one.to_dict()} for name, one in found.items()]))
+        return 0
+    several = len(logs) > 1
+    heads = {name: f"{name}\n{'=' * len(name)}\n\n" if several else "" for name in found}
+    print("\n\n".join(heads[name] + one.to_text(columns()) for name, one in found.items()))
+    if refused:
+        print(f"\nNo message in {', '.join(refused)}.")
     return 0
 
 
-def _print_each(names: list[str]) -> None:
-    """Print what each of several logs says. Raises ValueError if none has a message."""
-    answers = {}
-    refusals = {}
-    for name in names:
+def _diagnosed(logs: Mapping[str, bytes]) -> tuple[dict[str, Diagnosis], list[str]]:
+    """The diagnosis of each log, and the logs without a message. Raises ValueError if none has one."""
+    found: dict[str, Diagnosis] = {}
+    refused: dict[str, str] = {}
+    for name, log in logs.items():
         try:
-            answers[name] = str(diagnose(parse_log(Path(name).read_bytes())))
+            found[name] = diagnose(parse_log(log))
         except ValueError as error:
-            refusals[name] = str(error)
-    if not answers:
-        raise ValueError(f"{', '.join(refusals)}: {next(iter(refusals.values()))}")
-    print("\n\n".join(f"{name}\n{'=' * len(name)}\n\n{answer}" for name, answer in answers.items()))
-    if refusals:
-        print(f"\nNo message in {', '.join(refusals)}.")
+            refused[name] = str(error)
+    if not found:
+        names = f"{', '.join(refused)}: " if len(refused) > 1 else ""
+        raise ValueError(f"{names}{next(iter(refused.values()))}")
+    return found, list(refused)
 
 
 def _are_files(arguments: list[str]) -> bool:
     """True for names of files, False for the words of a message. Raises ValueError for a missing file."""
     missing = [word for word in arguments if not _exists(word)]
-    alone = len(arguments) == 1 and " " not in arguments[0]
-    if missing and (alone or _exists(arguments[0]) or all(Path(word).suffix for word in arguments)):
+    alone = len(arguments) == 1
+    in_quotes = alone and " " in arguments[0]  # a message, even if it ends as a file would: "… 2.00 GiB"
+    named = alone or _exists(arguments[0]) or all(Path(word).suffix for word in arguments)
+    if missing and named and not in_quotes:
         raise ValueError(f"There is no file {missing[0]!r}: name a log, or give a message's words after --.")
     return not missing
 

@@ -3,7 +3,7 @@
 import re
 from bisect import bisect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import prod
 from types import MappingProxyType
@@ -13,6 +13,7 @@ from ..allocator.replay import replay
 from ..estimating.workspaces import installed_torch
 from ..gpus import IMITATED, Gpu
 from ..measurement import Allocation, Measurement, Messages
+from ..terminal import WIDE, stack, within
 from ..units import aligned, format_bytes, percent
 from .which_cards import Answer, answer_on, answers
 
@@ -81,6 +82,10 @@ class Report:
         }
 
     def __str__(self) -> str:
+        return self.to_text()
+
+    def to_text(self, width: int = WIDE, colors: bool = False) -> str:
+        """The report for a terminal of so many characters, which shows the colors of memory if asked to."""
         measured = self.measured
         word = "simulated" if measured.source == "simulated" else "measured"
         peaks = [
@@ -92,7 +97,11 @@ class Report:
             ("not predicted", _seen(most), f"cuDNN's workspace for convolutions ({kind}), as an H200 took it")
             for kind, most in measured.not_predicted.items()
         ]
-        lines = [aligned(peaks, 3), "", str(measured.breakdown), "", repr(measured.explain(self.count)), ""]
+        origin = replace(measured.provenance, note="")
+        title = f"The largest tensors at the peak ({origin}):"
+        largest = replace(measured.explain(self.count), title=title)
+        lines = [aligned(peaks, 3), "", stack(measured.breakdown, min(width, 100), colors), ""]
+        lines += [largest.to_text(width), ""]
         if measured.messages:
             lines += ["Messages to other ranks in this step:", _messages(measured.messages), ""]
         if self.wanted:
@@ -104,7 +113,7 @@ class Report:
             lines.append(aligned(rows))
         lines.append("")
         lines += [f"- {note}" for note in self.notes]
-        return "\n".join(lines)
+        return within("\n".join(lines), width)
 
 
 def report(measured: Measurement, card: Gpu = IMITATED, wanted: Gpu | None = None, count: int = 10) -> Report:

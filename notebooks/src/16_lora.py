@@ -523,7 +523,8 @@ else:
     print(f"merged {mean_loss(plain, sonnets()):.2f}")
 
 # %% [markdown]
-# As many numbers learn as in yours. peft draws A evenly, not from a Gaussian, so the two losses differ a little. `model.save_pretrained("adapter")` writes the factors alone.
+# As many numbers learn as in yours. peft draws A evenly, not from a Gaussian, so the two losses differ a little.
+# `model.save_pretrained("adapter")` writes the factors alone.
 
 # %% [markdown]
 # ## In your own script

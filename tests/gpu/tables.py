@@ -302,11 +302,11 @@ def lines_of_readme() -> str:
     first = blind_errors()
     return " ".join(
         f"""
-        For ten training scripts that an H200 counted, the median error of `watch` is {middle[WATCH]:.3f} %,
-        and of torch's own MemTracker {middle["MemTracker"]:.1f} %: it follows {len(errors["MemTracker"])} of
-        them, and needs a GPU or a rewritten script. Formulas for model states are {min(alone):.0f} to
-        {max(alone):.0f} % off. `watch` had learned from these counts. Its first, blind predictions were
-        {middle[BLIND]:.1f} % off for the ten, and {median(first):.1f} % for all {len(first)} scripts.
+        For ten training scripts that an H200 counted, the median error of `watch` is {middle[WATCH]:.3f} %.
+        Its first, blind predictions were {middle[BLIND]:.1f} % off, and {median(first):.1f} % for all
+        {len(first)} scripts. torch's own MemTracker is {middle["MemTracker"]:.1f} % off for the
+        {len(errors["MemTracker"])} that it follows, formulas for model states {min(alone):.0f} to
+        {max(alone):.0f} %.
         """.split()
     )
 

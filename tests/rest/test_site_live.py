@@ -21,10 +21,12 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from needs import need
 from playwright.sync_api import Browser, Page
 
+from course_utils import TrainingRun, estimate
 from course_utils.authoring import site
 from course_utils.interactive import explorer_page
 from course_utils.interactive.explorer import DEFAULTS
 from course_utils.interactive.guesses import FOLD
+from course_utils.units import format_bytes
 
 need("furo", "latex2mathml", "myst_nb", "sphinx")
 
@@ -102,14 +104,16 @@ def pages(tmp_path_factory: pytest.TempPathFactory, build: ModuleType) -> Path:
     out = tmp_path_factory.mktemp("out") / "site"
     shutil.copytree(DOCS / "_static", stage / "docs" / "_static")
     shutil.copytree(DOCS / "_extra", stage / "docs" / "_extra")
-    for name in ("conf.py", "site_build.py"):
+    for name in ("conf.py", "site_build.py", "story.py"):
         shutil.copy2(DOCS / name, stage / "docs" / name)
     (stage / "notebooks").mkdir()
     nbformat.write(hand_made(), stage / "notebooks" / "99_page.ipynb")
     lesson = lightened(ROOT / "notebooks" / "08_gradient_accumulation.ipynb", build)
     nbformat.write(lesson, stage / "notebooks" / "08_gradient_accumulation.ipynb")
     tree = "```{toctree}\n../notebooks/08_gradient_accumulation\n../notebooks/99_page\n```\n"
-    (stage / "docs" / "index.md").write_text(f"# Home\n\n<!-- the explorer -->\n\n{tree}", encoding="utf-8")
+    (stage / "docs" / "index.md").write_text(
+        f"# Home\n\n<!-- scene: batch -->\n\n<!-- the explorer -->\n\n{tree}", encoding="utf-8"
+    )
     command = [sys.executable, "-m", "sphinx", "-q", "-b", "html", "-c", str(stage / "docs")]
     command += [str(stage), str(out)]
     environment = os.environ | {"COURSE_ROOT": str(ROOT), "COURSE_URL": ADDRESS}
@@ -357,6 +361,19 @@ def _told(page: Page) -> str:
 def _drawn(chosen: dict[str, str]) -> str:
     drawn = json.loads(explorer_page.draw(json.dumps(chosen)))
     return f"{drawn['verdict']} {drawn['title']}."
+
+
+def test_a_picture_of_the_story_answers_to_a_choice_without_a_script(browser: Browser, address: str) -> None:
+    plain = browser.new_context(java_script_enabled=False).new_page()
+    plain.goto(f"{address}docs/index.html")
+    scene = plain.locator(".course-scene")
+    for b in (4, 32):
+        scene.get_by_text(str(b), exact=True).click()
+        run = TrainingRun("gpt2-xl", micro_batch=b, seq_len=1024, precision="amp-bf16")
+        shown = scene.locator("[role=img]:visible")
+        assert shown.count() == 1
+        assert format_bytes(estimate(run).total, "GB", 1) in (shown.get_attribute("aria-label") or "")
+    plain.close()
 
 
 # Formulas, and cards for sharing
