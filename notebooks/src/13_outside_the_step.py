@@ -578,7 +578,7 @@ three_ways(rows)
 as_usual = ("step 1", "step 2", "step after it", "step after it, checkpoint deleted")
 left_out = (*as_usual, "after it is dropped", "copy of the state dict on the GPU")
 ranked = sorted(RECORDED.items(), key=lambda item: -item[1].peak)
-moments = {name: moment.peak for name, moment in ranked if name not in left_out}
+moments = {name.partition(", 64")[0]: one.peak for name, one in ranked if name not in left_out}
 above = [name for name, peak in moments.items() if peak > moments["step 3"]]
 title = "An evaluation without no_grad needs more than twice as much as the step"
 reveal("13.count", len(above), unit="moments")

@@ -499,8 +499,8 @@ def peaks(L, tokens=512, V=32000, h=8192):  # change this
 
 
 # %% [markdown]
-# Unpacking 560 matrices without a GPU takes a minute. But all blocks are alike, so each adds the same to either peak.
-# Weigh two blocks and three, and add 77 more:
+# To unpack 560 matrices is slow without a GPU. But all blocks are alike, so each adds the same to either peak. Weigh
+# two blocks and three, and add 77 more:
 
 # %%
 two, three = peaks(2), peaks(3)
@@ -508,14 +508,13 @@ each = [more - less for less, more in zip(two, three)]
 step = {"backward": two[0] + 78 * each[0], "optimizer": two[1] + 78 * each[1]}
 for when, size in step.items():
     print(f"80 blocks, the peak in {when}: {size / 1e9:.1f} GB")
-
 reveal("17.qlora", max(step.values()))
 
 # %% [markdown]
 # The peak is in the optimizer's step, whose temporaries are larger than what backward unpacks. `TrainingRun` says all
 # of this in a line, and what other bits would take. An L40 of 48 GB gives a program [44.40
 # GiB](https://github.com/QwenLM/Qwen3-VL/issues/2097), as error correction takes its share. An RTX A6000 gives [47.54
-# GiB](https://github.com/vllm-project/vllm/issues/4417).
+# GiB](https://github.com/vllm-project/vllm/issues/4417). CUDA's context comes out of that (lesson 12).
 
 # %%
 from course_utils.models import TransformerConfig
@@ -531,9 +530,7 @@ gap = estimate(qlora).total - max(step.values())
 print(f"QLoRA: {estimate(qlora).total / 1e9:.1f} GB by the formula, {gap / 1e6:+.0f} MB from yours")
 title = "65 billion parameters fit a 48 GB card only in 4 bits"
 rows, L40 = {name: estimate(run) for name, run in runs.items()}, round(44.40 * 2**30)
-stack(
-    rows, title, capacity=L40, capacity_label="L40: 47.7 GB", provenance="estimated from formulas"
-)
+stack(rows, title, capacity=L40, capacity_label="L40: 47.7 GB", provenance="estimated")
 
 # %% [markdown]
 # **The gap**: your counter also has cuBLAS's workspaces of 17 MB, and the allocator's blocks are a little larger than the
