@@ -56,14 +56,11 @@ def test_the_page_has_its_questions_and_each_has_a_lesson_and_something_to_try()
         assert re.search(r"[Aa]sked\s+in\s+\S", answer), asked
 
 
-COMING = pytest.mark.xfail(reason="lesson 13 comes from a branch of its own", strict=True)
 LINKS = sorted(set(LINK.findall(PAGE.read_text(encoding="utf-8"))))
-"""Where the page's relative links lead. Remove COMING as soon as lesson 13 is there: the test fails then."""
+"""Where the page's relative links lead."""
 
 
-@pytest.mark.parametrize(
-    "link", [pytest.param(link, marks=[COMING] if "/13_" in link else []) for link in LINKS]
-)
+@pytest.mark.parametrize("link", LINKS)
 def test_each_link_leads_to_a_file(link):
     assert (PAGE.parent / link).is_file()
 
