@@ -2,7 +2,7 @@
 # jupyter:
 #   course:
 #     minutes: 60
-#     cpu_seconds: 25
+#     cpu_seconds: 20
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -185,7 +185,8 @@ terms = {
     "blocks beyond requests": allocated - requested,
     "segments beyond blocks": reserved - allocated,
 }
-print({name: f"{size / 1e6:.2f} MB" for name, size in terms.items()})
+for name, size in terms.items():
+    print(f"{name:24s}{size / 1e6:9.2f} MB")
 
 # %% [markdown]
 # cuBLAS, which multiplies matrices, takes a [workspace](../docs/glossary.md#workspace) for each thread: yours runs
@@ -234,7 +235,11 @@ def smallest(works, low, high, tries):
     return high
 
 
-found = [smallest(range(limit, 1025).__contains__, 0, 1024, tries=10) for limit in (700, 3)]
+def at_least(limit):
+    return lambda size: size >= limit
+
+
+found = [smallest(at_least(limit), 0, 1024, tries=10) for limit in (700, 3)]
 right = found == [700, 3]
 print("Right." if right else f"Not yet: for cards of at least 700 and 3 bytes you find {found}.")
 
@@ -338,7 +343,8 @@ for way, choices in ways.items():
 
 # %% [markdown]
 # ## Read the message
-# `works` printed a real message: torch raised it, and no plan was near. It asked for 786 MiB.
+# `works` printed what a program on a card of that size would: torch's own error, with the allocator's numbers. The
+# request was 786 MiB.
 #
 # **Your guess.** How many bytes per token and vocabulary entry is that?
 
@@ -566,7 +572,7 @@ for name, change in changes.items():
 # %% [markdown]
 # Under autocast this plan would not fit: a bf16 copy of the whole model stays on each card, and its checkpoints are
 # fp32 ([lesson 11](11_zero_and_fsdp.ipynb)). `verdict` simulates rank 0 of such a plan as well. NCCL's buffers are not
-# in it, so leave a GB or two.
+# in it: leave room for them.
 
 # %% [markdown]
 # ## The script, complete

@@ -1,6 +1,7 @@
 """The smallest cards on which 20 runs work: on a recorded GPU, by the rule of `fit`, by the replay."""
 
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -80,7 +81,7 @@ def figure() -> CourseFigure:
 
 def table() -> Table:
     """Answers of the GPU, the rule and the replay on both sides of the limit; ✗ marks a wrong one."""
-    rows = [("run", "card for tensors", "the GPU", "rule of `fit`", "replay")]
+    rows: list[Sequence[str]] = [("run", "card for tensors", "the GPU", "rule of fit", "replay")]
     for one in (one for one in LIMITS if one.name in SHOWN):
         for size in (one.too_small, one.works):
             right = size == one.works
