@@ -73,13 +73,11 @@ from course_utils.lessons.will_it_fit.figures import plan_figure
 
 plan = fit("gpt2-xl", "RTX5090-32GB", global_batch=32, seq_len=1024)  # change this
 reveal("19.micro", plan.best.run.micro_batch, unit="sequences")
+print(plan)
 plan_figure(plan, "It fits 32 GB, with small micro-batches and cheap operations recomputed")
 
-# %%
-print(plan)
-
 # %% [markdown]
-# Each dot is a plan. The blue path goes as an expert would: first what saves bytes for free, then what saves most per
+# Each dot is a plan. The blue path, row by row above, goes as an expert would: first what saves bytes for free, then what saves most per
 # second lost. Reading the weights 16 times costs bandwidth, and this card has plenty. Recomputing whole blocks would
 # cost more. (These seconds rank plans. Never quote them as times.) Change the card to "T4-16GB" and the model to
 # "gpt2-large": a card that old has no bf16 and no flash kernel, so `fit` begins with autocast in fp16 and the
@@ -206,10 +204,10 @@ def works(size):
         try:
             train()
         except torch.OutOfMemoryError as error:
-            print(f"{size / 1e9:.3f} GB: {str(error).partition('. Of the')[0]}")
+            print(f"{size / 1e9:.4f} GB: {str(error).partition('. Of the')[0]}")
             return False
         print(
-            f"{size / 1e9:.3f} GB: works, {torch.cuda.memory_stats()['num_alloc_retries']} retries"
+            f"{size / 1e9:.4f} GB: works, {torch.cuda.memory_stats()['num_alloc_retries']} retries"
         )
         return True
 
@@ -255,7 +253,7 @@ print("Right." if right else f"Not yet: for cards of at least 700 and 3 bytes yo
 # %%
 if right:
     needed = smallest(works, 6 * 2**30, reserved, tries=4)  # change this
-    print(f"the smallest card: {needed / 1e9:.3f} GB, {needed / estimated:.2f} times the estimate")
+    print(f"the smallest card: {needed / 1e9:.4f} GB, {needed / estimated:.2f} times the estimate")
 
 # %% [markdown]
 # ## What did the GPU say?
