@@ -117,7 +117,7 @@ def changing(**changes: Any) -> Any:
 CLUSTER = Answers(
     right=changing(micro_batch=4, accumulation_steps=2),
     wrong=[
-        (changing(accumulation_steps=1), "another batch"),
+        (changing(accumulation_steps=1), "You change global_batch"),
         (changing(zero_stage=2), "The largest part"),
         (changing(precision="bf16"), "rounds otherwise"),
         (changing(world_size=64, accumulation_steps=2), "fewer machines would do"),
