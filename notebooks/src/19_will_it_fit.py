@@ -77,11 +77,11 @@ print(plan)
 plan_figure(plan, "It fits 32 GB, with small micro-batches and cheap operations recomputed")
 
 # %% [markdown]
-# Each dot is a plan. The blue path, row by row above, goes as an expert would: first what saves bytes for free, then what saves most per
-# second lost. Reading the weights 16 times costs bandwidth, and this card has plenty. Recomputing whole blocks would
-# cost more. (These seconds rank plans. Never quote them as times.) Change the card to "T4-16GB" and the model to
-# "gpt2-large": a card that old has no bf16 and no flash kernel, so `fit` begins with autocast in fp16 and the
-# [efficient kernel](../docs/glossary.md#efficient-attention).
+# Each dot is a plan. The blue path, row by row above, goes as an expert would: first what saves bytes for free, then
+# what saves most per second lost. Reading the weights 16 times costs bandwidth, and this card has plenty. Recomputing
+# whole blocks would cost more. (These seconds rank plans. Never quote them as times.) Change the card to "T4-16GB" and
+# the model to "gpt2-large": a card that old has no bf16 and no flash kernel, so `fit` begins with autocast in fp16 and
+# the [efficient kernel](../docs/glossary.md#efficient-attention).
 #
 # The rule says yes. Does the allocator say yes, too? To find out, follow a smaller training all the way down.
 
@@ -340,6 +340,12 @@ for way, choices in ways.items():
     print(f"{way:32s}" + "".join(f"{1.05 * estimate(run).total / 1e9:12.1f}" for run in runs))
 
 # %% [markdown]
+# Who is right about 32 GB? The recipe decides. The slides are right if the loss takes all 32 sequences in one piece.
+# With the loss in chunks, 32 fit at once under master weights. Under autocast that takes fewer checkpoints, because
+# those are fp32. In micro-batches the training fits under either recipe. All that is by the rule: ask `verdict` before
+# you buy the card.
+
+# %% [markdown]
 # ## Read the message
 # `works` printed what a program on a card of that size would: torch's own error, with the allocator's numbers. The
 # request was 786 MiB.
@@ -354,8 +360,8 @@ b, s, V = 8, 512, 50257
 reveal("19.request", 786 * 2**20 / (b * s * V), unit="bytes")
 
 # %% [markdown]
-# Four bytes: the loss in fp32. (Autocast computes `cross_entropy` in fp32, and requests are rounded up.) So divide the
-# request by what you know. Other clues:
+# Four bytes: a tensor of the loss in fp32. (Autocast copies the bf16 log-softmax to fp32, and the allocator rounds
+# requests up.) So divide the request by what you know. Other clues:
 #
 # | clue | ask |
 # |---|---|
@@ -434,9 +440,9 @@ decision_tree()
 
 # %% [markdown]
 # ## Predict, lock, run
-# Now without `fit`. Take the training above with GPT-2 medium: h = 1,024, L = 24, a = 16, 4 sequences of
-# 1,024 tokens. Work out its peak of allocated bytes on paper. Which moment of the second step is the fullest? What is in
-# memory then? Within 1 % of it is an A, within 5 % a B, within 15 % a C.
+# Now without `fit`. Take the training above with GPT-2 medium: h = 1,024, L = 24, a = 16, 4 sequences of 1,024 tokens.
+# Work out its peak of allocated bytes on paper. Which moment of the second step is the fullest? What is in memory then?
+# Within 1 % of it is an A, within 5 % a B, within 15 % a C.
 
 # %%
 h, L, V, s, b = 1024, 24, 50257, 1024, 4
@@ -459,9 +465,10 @@ print(f"simulated {peak / 1e9:.2f} GB, the closed form {by_formula / 1e9:.2f} GB
 # %% [markdown]
 # **The gap** of your prediction usually has one of these causes:
 #
-# - At the end of forward the states are complete: weights and two moments take 12 bytes per parameter.
-# - The loss has several tensors of s·b·V numbers, not one: logits in bf16, and a copy and a log-softmax in fp32.
-# - Autocast keeps a 16-bit copy of each weight until forward ends.
+# - The fullest moment is the loss's backward. Weights and two moments take 12 bytes per parameter. Their gradients come
+#   later.
+# - The loss has three tensors of s·b·V numbers then: the log-softmax in bf16, its copy in fp32, and the copy's gradient.
+# - Autocast keeps a 16-bit copy of each weight that multiplies.
 
 # %% [markdown]
 # ## Llama-3 8B on one card
@@ -497,11 +504,12 @@ for name, permission in permissions.items():
 # 02](02_adam.ipynb)). [LoRA](../docs/glossary.md#lora) freezes the weights and trains two thin matrices next to each
 # ([lesson 16](16_lora_and_quantization.ipynb)). `fit` knows bytes and seconds, not what the model learns.
 #
-# On a card with 24 GB even 16-bit frozen weights leave no room, so there `fit` stores them in 4 bits: QLoRA.
+# With 24 GB, 16-bit frozen weights take most of the card. `fit` then trades bits for seconds: frozen weights in 4 bits
+# (QLoRA) leave room for activations, so less is recomputed. Would you? Exercise 4 keeps the bits instead.
 
 # %%
 small = fit("llama3-8b", "RTX4090-24GB", global_batch=8, seq_len=4096, may_change=("lora",))
-print(small)  # change this: for which card above are 8 bits enough?
+print(small)
 
 # %% [markdown]
 # ## … and on eight
