@@ -190,7 +190,7 @@ for name, size in terms.items():
 # cuBLAS, which multiplies matrices, takes a [workspace](../docs/glossary.md#workspace) for each thread: yours runs
 # forward, autograd's runs backward. Each is 32 MiB on a Hopper card, 8.125 MiB on an A100. A run that names its card
 # counts them: `run.replace(card="H200-141GB")`. The second term is nearly nothing, and negative: the formula rounds
-# states up to whole blocks, requests are not rounded.
+# states up to whole blocks, requests are not rounded. (Before torch 2.12, it also has 1 MiB of cuBLASLt.)
 #
 # The last term, [fragmentation](../docs/glossary.md#fragmentation), is larger than the others together. So what happens
 # on a card that has room for the tensors, but not for the segments?
