@@ -15,7 +15,7 @@ from course_utils.breakdown import KINDS
 from course_utils.estimating import moments
 from course_utils.estimating.states import gradient_bytes, optimizer_state_bytes, parameter_bytes
 from course_utils.estimating.step_time import communicated
-from course_utils.lessons.pipelines.checks import PROGRAM
+from course_utils.lessons.pipelines.check_ranks import difference
 from course_utils.lessons.pipelines.cluster_plans import Cluster, Plan, account, cheapest, plans, step_flops
 from course_utils.lessons.pipelines.figures import COLOUR, pipeline_figure
 from course_utils.lessons.pipelines.memory import blocks_of, stage_memory, stage_shapes
@@ -132,7 +132,7 @@ TWO_STAGES = Answers(
 @pytest.fixture(scope="module", autouse=True)
 def tried() -> None:
     """Both that reach real ranks, by the same processes: a start takes seconds, and outcomes are kept."""
-    outcomes(PROGRAM, 2, [("step", in_one_loop), ("step", only_here)])
+    outcomes(2, [(difference, in_one_loop), (difference, only_here)])
 
 
 # --------------------------------------------------------------------------------------------------

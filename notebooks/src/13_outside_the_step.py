@@ -589,7 +589,21 @@ bars(moments, title, highlight="step 3", provenance=f"peak of each moment · {PR
 #
 # $$\text{peak of the run} = \text{states} + \max(\text{step}, \text{evaluate}, \text{resume}, \text{save}, \dots)$$
 #
-# Evaluate once *before* the first step, and save once. Then a run that will fail fails at once.
+# Evaluate once *before* the first step, and save once. Then a run that will fail fails at once. What `weigh` does
+# here, `measure_moments` does for a list of functions:
+
+# %%
+from course_utils import measure_moments
+
+with on_gpu(card=card):
+    model, optimizer = make()
+    ways = [("step 1", train), ("step 2", train), ("evaluation", evaluate_lean)]  # change this
+    print(measure_moments(ways))
+model = optimizer = None
+
+# %% [markdown]
+# And `python3 -m course_utils watch --whole train.py` finds the moments of a script by itself: it follows it through
+# loading, evaluation and saving, and names the largest ([commands](../docs/commands.md)).
 
 # %% [markdown]
 # ## Which counter?

@@ -2,25 +2,26 @@
 
 from collections.abc import Iterator
 
+import torch
+
 from ... import TrainingRun, moments
 from ...estimating.formula import block_bytes
 from ...estimating.states import gradient_bytes, optimizer_state_bytes, parameter_bytes
 from ...interactive.quiz import Numbers, gb
 from ...units import each
-from .number_formats import FORMATS, rounded
 
 MODEL = "gpt2-medium"
 
 
 def numbers() -> Iterator[Numbers]:
     weight, update = 1.0, 0.003
-    bf16, fp16 = (rounded(form, weight + update) for form in ("bf16", "fp16"))
-    above = weight + FORMATS["bf16"].epsilon
+    bf16, fp16 = (torch.tensor(weight + update, dtype=dtype).item() for dtype in (torch.bfloat16, torch.half))
+    above = weight + torch.finfo(torch.bfloat16).eps
     stored = each("{:.6g}".format, bf16=bf16, exact=weight + update, fp16=fp16, above=above)
     yield "vanishing_update", {"weight": weight, "update": update} | stored
     gradient = 1e-8
-    scale = next(2**k for k in range(64) if rounded("fp16", gradient * 2**k))
-    normal = next(2**k for k in range(64) if gradient * 2**k >= FORMATS["fp16"].smallest_normal)
+    scale = next(2**k for k in range(64) if torch.tensor(gradient * 2**k).half())
+    normal = next(2**k for k in range(64) if gradient * 2**k >= torch.finfo(torch.half).smallest_normal)
     yield "smallest_scale", {"scale": scale, "half": scale // 2, "normal": normal, "begin": 2**16}
     run = TrainingRun(MODEL, precision="amp-bf16")
     weights, gradients, states = parameter_bytes(run), gradient_bytes(run), optimizer_state_bytes(run)
