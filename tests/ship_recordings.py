@@ -38,12 +38,6 @@ def _runs() -> Iterator[TrainingRun]:
     yield TrainingRun(
         "llama3-70b", 1, 8192, "bf16-master", recompute="full", world_size=128, zero_stage=3, loss_chunks=16
     )
-    # 16: all weights trained, LoRA, and a small QLoRA step
-    gpt2 = TrainingRun("gpt2", 4, 512)
-    everywhere = ("attention", "mlp")
-    yield from (gpt2, gpt2.replace(lora_rank=8), gpt2.replace(lora_rank=8, lora_targets=everywhere))
-    quantized = {"lora_rank": 16, "lora_targets": everywhere, "frozen_bits": 4}
-    yield TrainingRun("tiny-llama", 4, 256, "bf16", "adam8bit", recompute="full", **quantized)
     # 18
     yield from counted_runs()
     # the demos, for the card that stands for every machine without a GPU

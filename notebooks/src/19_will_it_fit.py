@@ -502,10 +502,11 @@ for name, permission in permissions.items():
 # Each has a price. Pure [bf16](../docs/glossary.md#fp16-and-bf16) rounds small updates away ([lesson
 # 03](03_mixed_precision.ipynb)). [Adafactor](../docs/glossary.md#adafactor) is another optimizer ([lesson
 # 02](02_adam.ipynb)). [LoRA](../docs/glossary.md#lora) freezes the weights and trains two thin matrices next to each
-# ([lesson 16](16_lora_and_quantization.ipynb)). `fit` knows bytes and seconds, not what the model learns.
+# ([lesson 16](16_lora.ipynb)). `fit` knows bytes and seconds, not what the model learns.
 #
 # With 24 GB, 16-bit frozen weights take most of the card. `fit` then trades bits for seconds: frozen weights in 4 bits
-# (QLoRA) leave room for activations, so less is recomputed. Would you? Exercise 4 keeps the bits instead.
+# ([QLoRA](17_quantization.ipynb)) leave room for activations, so less is recomputed. Would you? Exercise 4 keeps the
+# bits instead.
 
 # %%
 small = fit("llama3-8b", "RTX4090-24GB", global_batch=8, seq_len=4096, may_change=("lora",))

@@ -295,7 +295,7 @@ print(fit("llama3-70b", card, global_batch=256, seq_len=4096, world_size=32))
 # **Difficulty** ●●○○○ · **20 minutes** · **Trains** LoRA and quantization as choices of bytes
 #
 # You fine-tune models with LoRA on the card that you happen to get. Frozen weights have 16, 8 or 4 bits. Fewer bits
-# round more ([lesson 16](../notebooks/16_lora_and_quantization.ipynb)), so you want as many as the card allows.
+# round more ([lesson 17](../notebooks/17_quantization.ipynb)), so you want as many as the card allows.
 # `check.adapted(model, bits, micro_batch)` is the run: rank 16 on every matrix, 4,096 tokens, full recomputation.
 
 # %%
