@@ -74,7 +74,8 @@ from course_utils.lessons.will_it_fit.figures import plan_figure
 plan = fit("gpt2-xl", "RTX5090-32GB", global_batch=32, seq_len=1024)  # change this
 reveal("19.micro", plan.best.run.micro_batch, unit="sequences")
 print(plan)
-plan_figure(plan, "It fits 32 GB, with small micro-batches and cheap operations recomputed")
+title = f"Micro-batches of {plan.best.run.micro_batch} fit the {plan.card.name}"
+plan_figure(plan, title)
 
 # %% [markdown]
 # Each dot is a plan. The blue path, row by row above, goes as an expert would: first what saves bytes for free, then
@@ -276,6 +277,7 @@ limits.figure()
 # smallest that worked.
 
 # %%
+print(limits.PROVENANCE)
 limits.table()
 
 # %% [markdown]
@@ -483,11 +485,11 @@ predict("19.one")
 eight_b = {"model": "llama3-8b", "card": "H100-80GB", "global_batch": 8, "seq_len": 4096}
 alone = fit(**eight_b)
 states = 16 * alone.start.model.parameters
-print(f"nothing fits; 16·N = {states / 1e9:.1f} GB, and no choice changes that")
+print("a plan fits" if alone.best else "nothing fits", f"16·N = {states / 1e9:.1f} GB", sep="; ")
 reveal("19.one", alone.nearest.peak)
 
 # %% [markdown]
-# So the training itself has to change. Give one permission at a time:
+# No choice on that list changes 16·N. So the training itself has to change. Give one permission at a time:
 
 # %%
 permissions = {"master weights": "precision", "bf16 alone": "pure-bf16"}
@@ -584,7 +586,7 @@ for name, change in changes.items():
 # %% [markdown]
 # ## The script, complete
 # One script went through the course. Each row is what one lesson changed. The columns are your evidence: the formula,
-# the simulation, their gap, and what a GPU counted, if one did.
+# the simulation (what `max_memory_allocated()` would say, by `watch`), their gap, and what a GPU counted, if one did.
 
 # %%
 from course_utils.lessons.shared.growing_script import all_stages
