@@ -15,6 +15,7 @@ from course_utils.measurement import Measurement
 from course_utils.measuring.files import FOLDER, thinned
 from course_utils.measuring.recorded import FILE, key, save
 from course_utils.measuring.sources import measure
+from course_utils.models import TransformerConfig
 from course_utils.run import TrainingRun
 
 
@@ -34,6 +35,11 @@ def _runs() -> Iterator[TrainingRun]:
     yield TrainingRun("gpt2", 8, 1024)
     yield TrainingRun("gpt2-xl", 32, 1024, "bf16-master", "adamw-foreach", recompute="full")
     yield TrainingRun("gpt2-xl", 1, 1024, "bf16-master", "adamw-fused", accumulation_steps=32)
+    # 07: two compiled blocks
+    sizes: dict[str, Any] = {"hidden": 1024, "heads": 16, "vocab": 50_304, "max_positions": 2048}
+    small = TransformerConfig("two blocks of it", "gpt2", layers=2, tied=False, **sizes)
+    choices: dict[str, Any] = {"optimizer": "adamw-fused", "dropout": 0.0, "card": "H200-141GB"}
+    yield TrainingRun(small, 8, compile="model", **choices)
     # 11: FSDP2 as rank 0 of 128
     yield TrainingRun(
         "llama3-70b", 1, 8192, "bf16-master", recompute="full", world_size=128, zero_stage=3, loss_chunks=16
@@ -62,7 +68,7 @@ def counted_runs() -> list[TrainingRun]:
 def replayed_runs() -> list[TrainingRun]:
     """Those of lesson 12, recorded with all their allocations: the allocator replays them."""
     step = TrainingRun("gpt2", 8, 512)
-    return [step, step.replace(loss_chunks=2)]
+    return [step]
 
 
 def shipped(run: TrainingRun, steps: int) -> Measurement:
