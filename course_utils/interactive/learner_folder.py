@@ -27,9 +27,11 @@ MOVED_GUESSES = {
     "07.noise": "09.noise",
     "07.ramp": "09.ramp",
     "07.goyal": "09.goyal",
-    "09.tensor": "14.tensor",
+    "09.tensor": "15.tensor",
+    "11.plan": "15.plan",
+    "11.4": "15.1",
 }
-"""Guesses of numbering 1 that had another lesson's number: those of lesson 07b, and one of lesson 11."""
+"""Guesses, and an exercise, of numbering 1 that are in another lesson: of lessons 07b and 11."""
 
 
 def course_home() -> Path:
