@@ -64,13 +64,15 @@ def by_maxima(q: Any, rank: Any, keys: Any, values: Any) -> Any:
     return y / total
 
 
+NO_MAXIMUM = "torch.zeros_like(most)"
+
 RING = Answers(
     right=by_maxima,
     wrong=[
         (edited(by_maxima, "<= own", "<= own + 10**6"), "of parts after this rank's"),
         (edited(by_maxima, "range(len(keys))", "[rank]"), "own part alone"),
         (edited(by_maxima, " / d**0.5", ""), "root of the queries' width"),
-        (edited(by_maxima, "scores.amax(1, keepdim=True)", "most + 1e30"), "overflow"),
+        (edited(by_maxima, "torch.maximum(most, scores.amax(1, keepdim=True))", NO_MAXIMUM), "overflow"),
     ],
 )
 

@@ -462,6 +462,7 @@ def linear(inputs, outputs):
     return nn.Linear(inputs, outputs, bias=False)
 
 
+# %%
 class LlamaBlock(nn.Module):
     def __init__(self, h=8192, head=128, kv=1024, f=28672):
         super().__init__()
@@ -585,6 +586,8 @@ if cuda:
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
 mesh = dist.init_device_mesh("cuda" if cuda else "cpu", (dist.get_world_size(),))
 torch.manual_seed(0)  # every rank begins with the same weights and the same x
+
+# %%
 model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)).to(mesh.device_type)
 parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
