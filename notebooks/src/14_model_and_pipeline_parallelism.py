@@ -251,14 +251,16 @@ with on_gpu():
     sizes = {"GPipe, each stage": weigh(blocks, orders_of("GPipe", p, m)[0])[0]}
     for stage, order in enumerate(orders_of("1F1B", p, m)):
         sizes[f"1F1B, stage {stage}"] = weigh(blocks, order)[0]
-formula = [min(m, p - stage) * (12 // p) * 32 * sbh for stage in range(p)]
-print("1F1B: (p − stage) · 3 blocks · 32·s·b·h =", *(f"{one / 1e9:.2f} GB" for one in formula))
+for stage in range(p):
+    formula = min(m, p - stage) * (12 // p * 32 + 2) * sbh / 1e9
+    gap = formula - sizes[f"1F1B, stage {stage}"] / 1e9
+    print(f"stage {stage}: (p − stage)·(3·32 + 2)·s·b·h = {formula:.2f} GB, gap {gap:.3f} GB")
 title = "1F1B keeps half of GPipe's activations on the first stage, an eighth on the last"
 bars(sizes, title, kind="activations", provenance="memory_allocated() after forwards; simulated")
 
 # %% [markdown]
-# A block without dropout keeps 32·s·b·h bytes ([lesson 05](05_activations.ipynb)). The gap, under 1 %, is the fp32
-# numbers of norms and attention, a few per token, and random state. So the table's 4, 3, 2, 1 are real bytes.
+# A block without dropout keeps 32·s·b·h bytes ([lesson 05](05_activations.ipynb)), and this stage holds its output, 2
+# more. The gap is the fp32 numbers of norms and attention, a few per token. So the table's 4, 3, 2, 1 are real bytes.
 #
 # States are divided by p: each stage has 16 bytes for each parameter of its layers. Activations are not: the first
 # stage keeps p micro-batches, in 1/p of the layers, as much as one device keeps for one micro-batch. GPipe's stages keep
@@ -475,6 +477,7 @@ reveal("14.interleaved", 100 * followed[2].idle, unit="%")
 schedules_figure(followed, title)
 
 # %%
+waits_for("14.interleaved")
 formulas = {"GPipe": (p - 1) / (m + p - 1), "1F1B": (p - 1) / (m + p - 1)}
 formulas["interleaved 1F1B"] = (p - 1) / (2 * m + p - 1)
 formulas["zero bubble"] = (p - 1) / (6 * m + p - 1)
@@ -495,7 +498,7 @@ for each in followed:
 #
 # A third, *DualPipe*, feeds micro-batches from both ends of the pipeline, for a second copy of the weights, and computes
 # while its messages travel ([DeepSeek-AI 2024](https://arxiv.org/abs/2412.19437), section 3.2.1). torch has a variant,
-# `ScheduleDualPipeV`. Set m to 16: which waits shrink by half?
+# `ScheduleDualPipeV`. Set m to 16: which waits shrink to about half?
 
 # %% [markdown]
 # ## No bubble at all?
@@ -534,7 +537,7 @@ print(f"idle in 200 micro-batches: {endless.idle:.1%}")
 print("stage  versions  updates late  p − stage  16-bit weights that GPT-2 XL's stage keeps")
 for stage in range(4):
     versions, late = endless.versions(stage), endless.late(stage)
-    weights = versions * 2 * 1_557_611_200 / 4 / 1e9  # N: lesson 04
+    weights = versions * 2 * 1_557_611_200 / 4 / 1e9  # lesson 04 counts them
     print(f"{stage:5d}  {versions:8d}  {late:12d}  {4 - stage:9d}  {weights:41.1f} GB")
 reveal("14.versions", endless.versions(0), unit="versions")
 

@@ -2,7 +2,7 @@
 # jupyter:
 #   course:
 #     minutes: 65
-#     cpu_seconds: 25
+#     cpu_seconds: 15
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -75,7 +75,7 @@ class Block(nn.Module):
 
 
 # %%
-from torch.distributed.tensor import parallel
+from torch.distributed.tensor import DTensor, parallel
 
 columns, rows = parallel.ColwiseParallel, parallel.RowwiseParallel
 cuts = {f"attention.{name}": columns() for name in "qkv"} | {"attention.out": rows()}
@@ -97,7 +97,7 @@ class Sent(TorchDispatchMode):
         self.calls = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if parallel.style.DTensor in types:
+        if DTensor in types:
             return NotImplemented  # let the DTensor become this rank's part first
         result = func(*args, **(kwargs or {}))
         if "c10d" in func.name() and "wait" not in func.name():
@@ -403,6 +403,7 @@ def seconds(d, t, p, stage, b=1, network=50e9, link=450e9):
 
 
 # %%
+waits_for("15.plan")
 print(f"{'seconds per step':22s} arithmetic  bubble  tensor   data  pipeline  in turn  hidden")
 for name, plan in plans.items():
     a, bubble, tensor, data, pipeline = each = seconds(*plan)
@@ -412,7 +413,7 @@ for name, plan in plans.items():
     print(f"{sum(each):8.1f} {hidden:7.1f}  {fits}")
 
 # %% [markdown]
-# Two last columns, two rankings. *In turn* adds everything up. *Hidden* is the best case: messages travel during the
+# The last two columns rank differently. *In turn* adds everything up. *Hidden* is the best case: messages travel during the
 # arithmetic, and only what is longer counts. ZeRO-3 sends most, but all of it can hide: while one block computes, the
 # next is gathered. Tensor parallelism's messages cannot, because the next product needs their sum. Nor can a bubble.
 #
@@ -422,7 +423,6 @@ for name, plan in plans.items():
 from course_utils import TrainingRun, gpu
 from course_utils.lessons.parallelism.cluster_plans import Cluster, Plan, account, cheapest
 
-waits_for("15.plan")
 llama = TrainingRun("llama3-70b", 1, 4096, "bf16-master", recompute="full")
 cluster = Cluster(gpu("H100-80GB"), nodes=8, per_node=8, network=50e9)  # change this
 for words, overlapped in (("all hide that can", True), ("no message hides", False)):

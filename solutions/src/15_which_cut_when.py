@@ -31,9 +31,9 @@ from course_utils.lessons.parallelism import checks as check
 # **Difficulty** ●●●●○ · **30 minutes** · **Trains** messages inside autograd
 #
 # Write a tensor-parallel MLP, as one of t ranks computes it, with gradients that are right on every rank. The lesson's
-# MLP by hand adds up parts that one process has. Real ranks send, and autograd does not see that. Megatron-LM uses two small functions instead, f
-# and g ([Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053), section 3). Write both as `autograd.Function`s
-# ([torch's notes](https://docs.pytorch.org/docs/stable/notes/extending.html) explain them):
+# MLP by hand adds up parts that one process has. Real ranks send, and autograd does not see that. Megatron-LM uses two
+# small functions instead, f and g ([Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053), section 3). Write both as
+# `autograd.Function`s ([torch's notes](https://docs.pytorch.org/docs/stable/notes/extending.html) explain them):
 #
 # - `Shared` (their f) returns its input unchanged. In backward it sums the gradient over all ranks.
 # - `Summed` (their g) sums over all ranks in forward. In backward it returns the gradient unchanged.
@@ -183,7 +183,7 @@ check.ring_attention(ring_attention)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# Forget causality first, and copy the loop of the lesson. Then ask of each part: is it before this rank's, its own, or
+# Forget causality first, and copy the loop of the lesson. Then look at each part: is it before this rank's, its own, or
 # after it?
 #
 # </details>
@@ -285,8 +285,8 @@ for factor in (1.0, 1.25, 2.0):
 # - `gpus`, `per_node` of them in a machine, each with `card` bytes.
 #
 # A plan is possible if d · t · p = gpus, t divides `per_node`, p divides L, and d divides m. It *fits* if one rank's
-# bytes are at most `card`: 4 bytes for each of its N/(t·p) parameters, 12 more of which d ranks share, and under full
-# recomputation a checkpoint of 2·sbh bytes per block and micro-batch that the *first* stage keeps under 1F1B.
+# bytes are at most `card`: 4 bytes for each of its N/(t·p) parameters, and 12 more that d ranks share. Under full
+# recomputation, add a checkpoint of 2·sbh bytes per block and micro-batch that the *first* stage keeps under 1F1B.
 #
 # Of all plans that fit, return the one with the least cost: the bubble (p − 1)/(m/d + p − 1), plus 0.01 · (t − 1) for
 # messages that cannot hide. If two cost the same, take the smaller d. If nothing fits, return `None`.

@@ -218,7 +218,7 @@ def _needs(N: float, L: int, sbh: int, m: int, d: int, t: int, p: int, mistake: 
 def _choose(
     N: float, L: int, sbh: int, m: int, gpus: int, per_node: int, card: float, mistake: str = ""
 ) -> Plan:
-    """Of all plans (d, t, p) that fit, the one with the least cost; on request with a `mistake`."""
+    """The plan (d, t, p) that costs least of all that fit; on request with a `mistake`."""
     found = []
     for t, p in product(range(1, gpus + 1), range(1, gpus + 1)):
         if gpus % (t * p) or L % p or m % (gpus // (t * p)):

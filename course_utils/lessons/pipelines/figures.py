@@ -66,10 +66,13 @@ def schedules_figure(pipelines: Sequence[Pipeline], title: str) -> CourseFigure:
             ax.set_title(said, fontsize=11.5, fontweight="normal", color=INK, pad=3)
             for rank in range(pipeline.stages):
                 _boxes(ax, pipeline.of_stage(rank), rank, pipeline.stages)
-            bare(ax, *(["bottom"] if pipeline is pipelines[-1] else []))
-            ax.tick_params(axis="x", length=4 if pipeline is pipelines[-1] else 0)
-            if pipeline is not pipelines[-1]:
-                ax.set_xticks([])
+            bare(ax, "bottom")
+            ax.spines["bottom"].set_visible(False)
+            ax.tick_params(axis="x", length=0, labelbottom=False)
+        ax = figure.axes[-1]
+        ax.spines["bottom"].set_visible(True)
+        ax.tick_params(axis="x", length=4, labelbottom=True)
+        ax.xaxis.set_major_formatter(NUMBERED)
         ax.set_xlabel("time, in forwards of one micro-batch in a rank's layers")
         names = {"F": "forward", "B": "backward, or its input's half", "W": "its weights' half"}
         patches = [Patch(color=COLOURS_OF_HALVES[kind], label=name) for kind, name in names.items()]
