@@ -426,8 +426,7 @@ def by_torch(schedule, mine, m, ranks):
 
 
 # %% [markdown]
-# All schedules, yours first, in one start of four processes. Zero bubble's stages lie in a V: rank 0 has the first and
-# the last.
+# All schedules, yours first, in one start of four processes. Under the last two, rank 0 has stages 0 and 4.
 
 
 # %%
@@ -447,7 +446,7 @@ def every_schedule(orders, m):
     found["GPipe"] = by_torch("ScheduleGPipe", [rank], m, p)
     found["1F1B"] = by_torch("Schedule1F1B", [rank], m, p)
     found["interleaved 1F1B"] = by_torch("ScheduleInterleaved1F1B", [rank, rank + p], m, p)
-    found["zero bubble"] = by_torch("ScheduleZBVZeroBubble", [rank, 2 * p - 1 - rank], m, p)
+    found["zero bubble"] = by_torch("ScheduleInterleavedZeroBubble", [rank, rank + p], m, p)
     dist.destroy_process_group()
     return found, kept
 
@@ -493,8 +492,8 @@ for each in followed:
 #   twice as many messages, and more kept micro-batches on rank 0, p·(1 + (p − 1)/(p·v)) instead of p ([Korthikanti et
 #   al. 2022](https://arxiv.org/abs/2205.05198), section 4.2.3).
 # - Zero bubble: if F, I and W take equally long, only the p − 1 short forwards before the last rank's first work remain.
-#   A rank has 6·m works of that length. In the V, all ranks keep the same: the most that 1F1B's first stage keeps.
-#   (Real works are not equally long, and messages take time.)
+#   A rank has 6·m works of that length. The price: all ranks keep as much as 1F1B's first stage. (Real works are not
+#   equally long, and messages take time.)
 #
 # A third, *DualPipe*, feeds micro-batches from both ends of the pipeline, for a second copy of the weights, and computes
 # while its messages travel ([DeepSeek-AI 2024](https://arxiv.org/abs/2412.19437), section 3.2.1). torch has a variant,
@@ -615,7 +614,7 @@ dist.destroy_process_group()
 # something else.
 #
 # **Cheat-sheet line** bubble: 1F1B and GPipe (p − 1)/(m + p − 1), interleaved (p − 1)/(v·m + p − 1) · kept
-# micro-batches: GPipe m, 1F1B p − stage, zero bubble's V p · PipeDream: p − stage weight versions, p − 1 − stage updates
+# micro-batches: GPipe m, 1F1B p − stage, zero bubble p · PipeDream: p − stage weight versions, p − 1 − stage updates
 # late · sends 2·s·b·h bytes per cut and direction.
 #
 # Now solve the [exercises of this lesson](../exercises/14_model_and_pipeline_parallelism.ipynb).

@@ -565,8 +565,9 @@ reveal("15.rank", peak, unit="GB")
 #
 # At the peak there is more, and equally much with any number of blocks: the gathered weights of a block, its gradients
 # before and while they are summed in fp32, its activations. The closed form counts one gathered block
-# and the loss, and cuts checkpoints along the sequence, but counts no gradients on their way. A large part is one line's fault: `fully_shard(model)` makes embedding and head
-# *one* unit. Shard `model.tokens` and `model.head` by themselves in `cut_model`, and predict: does the peak fall?
+# and the loss, and cuts checkpoints along the sequence, but counts no gradients on their way. A large part is one line's
+# fault: `fully_shard(model)` makes embedding and head *one* unit. Shard `model.tokens` and `model.head` by themselves in
+# `cut_model`, and predict: does the peak fall?
 
 # %% [markdown]
 # ## In your own script
@@ -585,9 +586,9 @@ dist.init_process_group("nccl" if cuda else "gloo", **alone)
 if cuda:
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
 mesh = dist.init_device_mesh("cuda" if cuda else "cpu", (dist.get_world_size(),))
-torch.manual_seed(0)  # every rank begins with the same weights and the same x
 
 # %%
+torch.manual_seed(0)  # every rank begins with the same weights and the same x
 model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)).to(mesh.device_type)
 parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
