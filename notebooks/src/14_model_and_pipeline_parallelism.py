@@ -315,6 +315,10 @@ def part(stage, stages):
     return layers[stage * each : (stage + 1) * each], data, target
 
 
+def squares(parts):
+    return sum(weight.grad.square().sum().item() for one in parts for weight in one.parameters())
+
+
 # %% [markdown]
 # A forward receives, computes and sends. A backward does the same in the other direction:
 
@@ -430,10 +434,6 @@ def by_torch(schedule, mine, m, ranks):
 
 
 # %%
-def squares(parts):
-    return sum(weight.grad.square().sum().item() for one in parts for weight in one.parameters())
-
-
 def every_schedule(orders, m):
     import torch.distributed as dist
 

@@ -397,7 +397,8 @@ def seconds(d, t, p, stage, b=1, network=50e9, link=450e9):
     m, stream, weights = 512 / (d * b), 2 * s * b * h, 2 * N / (t * p)
     arithmetic = 512 * s * (6 * N + 12 * s * h * L) * 4 / 3 / 64 / 989e12  # one more forward
     tensor = m * L / p * 6 * 2 * (t - 1) / t * stream / link
-    data = (3 * m if stage == 3 else 2) * weights * (d - 1) / d / network
+    data_link = link if t * d <= 8 else network  # ranks of one tensor group, then replicas
+    data = (3 * m if stage == 3 else 2) * weights * (d - 1) / d / data_link
     pipeline = 2 * m * stream / t / network if p > 1 else 0
     return arithmetic, arithmetic * (p - 1) / m, tensor, data, pipeline
 
@@ -417,6 +418,8 @@ for name, plan in plans.items():
 # arithmetic, and only what is longer counts. ZeRO-3 sends most, but all of it can hide: while one block computes, the
 # next is gathered. Tensor parallelism's messages cannot, because the next product needs their sum. Nor can a bubble.
 #
+# A larger micro-batch divides ZeRO-3's messages, and only those: weights are gathered less often.
+#
 # `cheapest` tries every plan that divides the model, also larger micro-batches, and counts what we left out:
 
 # %%
@@ -427,9 +430,13 @@ llama = TrainingRun("llama3-70b", 1, 4096, "bf16-master", recompute="full")
 cluster = Cluster(gpu("H100-80GB"), nodes=8, per_node=8, network=50e9)  # change this
 for words, overlapped in (("all hide that can", True), ("no message hides", False)):
     best = cheapest(llama, cluster, 512, overlapped)
-    found = f"{best.plan}, b = {best.micro_batch}: {best.memory / 1e9:.1f} GB" if best else "none"
-    print(f"fastest if {words}: {found}")
-reveal("15.plan", 100 * (best.total / best.seconds["compute"] - 1), unit="%")
+    if best:
+        print(f"fastest if {words}: {best.plan}, b = {best.micro_batch}, ", end="")
+        print(
+            f"{best.memory / 1e9:.1f} GB, {best.total:.1f} s in turn, {best.overlapped:.1f} hidden"
+        )
+if best:
+    reveal("15.plan", 100 * (best.total / best.seconds["compute"] - 1), unit="%")
 
 # %% [markdown]
 # Change the network to `5e9`, predict the fastest plan, and run. Then try `gpu("A100-80GB")`, or `nodes=4`.
