@@ -21,6 +21,7 @@ _OFFERED = {
     "estimating.megatron": "rank_states",
     "measuring.sources": "measure card_here",
     "measuring.compare": "compare difference",
+    "measuring.moments": "measure_moments",
     "measuring.verdict": "Verdict verdict",
     "measuring.files": "read_measurement save_measurement",
     "measuring.release": "expected_out_of_memory",

@@ -25,6 +25,7 @@ from .measuring.compare import compare as compare
 from .measuring.compare import difference as difference
 from .measuring.files import read_measurement as read_measurement
 from .measuring.files import save_measurement as save_measurement
+from .measuring.moments import measure_moments as measure_moments
 from .measuring.recorded import recordings as recordings
 from .measuring.release import expected_out_of_memory as expected_out_of_memory
 from .measuring.sources import card_here as card_here

@@ -155,6 +155,40 @@ class Messages:
     sent: int
 
 
+@dataclass(frozen=True)
+class RunPart:
+    """One part of a whole run, such as "loading" or "evaluation", and the script's line that begins it.
+
+    `before`, `after` and `allocated`, its peak, are bytes by the allocator's rules; `reserved` is the most
+    that was reserved until then. `breakdown` has the bytes of tensors by kind at their peak.
+    """
+
+    name: str
+    line: str
+    before: int
+    after: int
+    allocated: int
+    reserved: int
+    breakdown: MemoryBreakdown
+
+    def to_dict(self) -> dict[str, Any]:
+        """The part as plain data, sizes in bytes."""
+        return vars(self) | {"breakdown": self.breakdown.to_dict()}
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """The most bytes of tensors in the host's memory at once, those of them in pinned memory, and the line.
+
+    `ranks` processes on a node take as much each.
+    """
+
+    peak: int
+    pinned: int
+    line: str
+    ranks: int = 1
+
+
 @dataclass(frozen=True, repr=False)
 class Measurement:
     """Memory of a training run that really executed.
@@ -165,7 +199,8 @@ class Measurement:
     ("allocated", "reserved", "driver" and cuBLAS's "workspaces", in bytes); it is empty unless the run was
     live. `not_predicted` are kinds of convolutions whose workspaces a simulation leaves out, and the most
     bytes that a GPU was seen to take for such a one: None for a kind that no GPU was asked about. `messages`
-    are those of the last step to other simulated ranks, by kind.
+    are those of the last step to other simulated ranks, by kind. `parts` are those of a script that was
+    watched as a whole; `host` is its tensors in the host's memory, None where nobody asked.
     """
 
     breakdown: MemoryBreakdown
@@ -179,6 +214,8 @@ class Measurement:
     phase_peaks: Mapping[str, MemoryBreakdown] = field(default_factory=dict)
     not_predicted: Mapping[str, int | None] = field(default_factory=dict)
     messages: Sequence[Messages] = ()
+    parts: Sequence[RunPart] = ()
+    host: HostMemory | None = None
 
     @property
     def peak(self) -> int:
@@ -237,6 +274,8 @@ class Measurement:
             "not_predicted": dict(self.not_predicted),
             "losses": list(self.losses),
             "messages": [dict(vars(each)) for each in self.messages],
+            "parts": [part.to_dict() for part in self.parts],
+            "host": dict(vars(self.host)) if self.host else None,
             "provenance": vars(self.provenance) | {"text": str(self.provenance)},
         }
 

@@ -292,7 +292,8 @@ QUESTIONS = {
     "12": "How can memory run out with a third of it free?",
     "14": "How is a model cut between layers, and what waits for what?",
     "15": "Tensor, sequence, experts, pipeline: which cut when?",
-    "16": "How do you train a model that you could not even store?",
+    "16": "What does a fine-tuning cost if only thin factors learn?",
+    "17": "How do you train a model that you could not even store?",
     "18": "Nine calculators answer one question. Who is right?",
     "19": "Will it fit? Can you predict the peak, and then be right?",
 }

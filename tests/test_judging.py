@@ -1,15 +1,16 @@
 """How checks judge torch code: gradients and bytes that `forward_backward` finds, functions on real ranks."""
 
-import sys
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from checking import written
 from torch import nn
 
 from course_utils.interactive.feedback import EXITS, CheckFailed
 from course_utils.lessons.shared.judging import alive_during, forward_backward, same
-from course_utils.lessons.shared.on_ranks import _outcome
+from course_utils.lessons.shared.on_ranks import _outcome, _source_of
 
 X = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
 SIZE = X.nbytes
@@ -93,7 +94,17 @@ def test_a_function_that_ends_a_rank_or_leaves_a_setting_spoils_no_other() -> No
     raised = "On real ranks, your function raised KeyError: 'x'"
     lines = {"sys.exit(3)": EXITS, "raise KeyError('x')": raised, "torch.set_default_dtype(torch.half)": None}
     for line, said in lines.items():
-        source = f"def f():\n    {line}"
-        found = _outcome(lambda f: {"value": f()}, {"torch": torch, "sys": sys}, source, "f")
+        source = f"import sys, torch\ndef f():\n    {line}"
+        found = _outcome(lambda f: {"value": f()}, source, "f")
         assert found.get("said") == said
         assert torch.get_default_dtype() == torch.float32
+
+
+def test_imports_and_functions_of_other_cells_go_along_to_the_ranks() -> None:
+    notebook = {"__name__": "__main__", "layers": nn, "randn": torch.randn, "partial": partial}
+    notebook["wide"] = written(["def wide(h):", "    return layers.Linear(h, 4 * h)"], "wide", notebook)
+    text, name = _source_of(written(["def f():", "    return partial(wide, 2)()"], "f", notebook))
+    ranks: dict[str, Any] = {}
+    exec(text, ranks)
+    assert ranks[name]().out_features == 8
+    assert "randn" not in ranks

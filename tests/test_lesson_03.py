@@ -1,7 +1,6 @@
-"""Lesson 03: answers to its exercises; number formats, and torch's arithmetic."""
+"""Lesson 03: answers to its exercises, its histogram, and torch's arithmetic."""
 
 import math
-from itertools import pairwise
 from typing import Any
 
 import numpy
@@ -9,13 +8,11 @@ import pytest
 import torch
 from checking import Answers, JudgedAnswers
 from lesson_source import SOURCES, cells, names_from_cells
-from matplotlib.text import Text
 from torch.nn.utils import clip_grad_norm_
 
 from course_utils import on_gpu
 from course_utils.lessons.precision import checks
-from course_utils.lessons.precision.figures import bits_figure, histogram_figure
-from course_utils.lessons.precision.number_formats import FORMATS, decode, encode, rounded
+from course_utils.lessons.precision.figures import histogram_figure
 from course_utils.lessons.shared.growing_script import stages
 
 [LESSON] = SOURCES.glob("03_*.py")
@@ -217,77 +214,6 @@ class TestAnswers(JudgedAnswers):
 
 
 # --------------------------------------------------------------------------------------------------
-# Number formats
-
-OURS = {
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-    "fp8-e4m3": torch.float8_e4m3fn,
-    "fp8-e5m2": torch.float8_e5m2,
-}
-
-
-def torchs_numbers(name: str) -> list[float]:
-    """Every number of a format, by pattern, as torch reads it."""
-    form = FORMATS[name]
-    patterns = torch.arange(2**form.bits, dtype=torch.int64)
-    stored = torch.uint8 if form.bytes == 1 else torch.int16
-    return patterns.to(stored).view(OURS[name]).double().tolist()
-
-
-def same(one: float, other: float) -> bool:
-    return repr(one) == repr(other) or (math.isnan(one) and math.isnan(other))
-
-
-@pytest.mark.parametrize("name", ["fp16", "fp8-e4m3", "fp8-e5m2"])
-def test_every_pattern_is_the_number_that_torch_reads(name: str) -> None:
-    for pattern, number in enumerate(torchs_numbers(name)):
-        assert same(decode(name, pattern), number)
-        assert encode(name, number) == pattern or not math.isfinite(number)
-
-
-@pytest.mark.parametrize("name", ["bf16", "fp16", "fp8-e4m3"])
-def test_rounding_is_torchs(name: str) -> None:
-    """Random numbers of all magnitudes, and midpoints of neighbors, where rounding goes wrong."""
-    dice = torch.Generator().manual_seed(0)
-    highest = math.log2(FORMATS[name].largest) - 0.1
-    powers = torch.empty(2000, dtype=torch.float64).uniform_(-48, highest, generator=dice)
-    finite = sorted({number for number in torchs_numbers(name) if math.isfinite(number)})
-    middles = [(one + other) / 2 for one, other in pairwise(finite)][:: max(1, len(finite) // 20_000)]
-    values = torch.tensor([*torch.exp2(powers).tolist(), *middles], dtype=torch.float32)
-    wanted = values.to(OURS[name]).double().tolist()
-    for value, number in zip(values.tolist(), wanted, strict=True):  # torch rounds from fp32, so we do
-        assert same(rounded(name, value), number)
-
-
-def test_limits_are_torchs_and_fp32_agrees_bit_for_bit() -> None:
-    for name, dtype in {"fp32": torch.float32, **OURS}.items():
-        form = FORMATS[name]
-        known = torch.finfo(dtype)
-        assert (form.largest, form.epsilon) == (known.max, known.eps)
-        assert form.smallest_normal == known.smallest_normal == form.smallest / form.epsilon
-    values = torch.tensor([-0.0, 1.0, 0.1, -3.14159, 1e-42, 3.4e38, 2.0**-149])
-    patterns = values.view(torch.int32).long() & 0xFFFFFFFF
-    assert [encode("fp32", value) for value in values.tolist()] == patterns.tolist()
-
-
-def test_beyond_the_largest_is_infinity_or_nan() -> None:
-    assert rounded("fp16", 65_519.0) == 65_504 and rounded("fp16", 65_520.0) == math.inf
-    assert rounded("fp16", -1e9) == -math.inf == rounded("fp16", -math.inf)
-    assert rounded("fp8-e4m3", 460.0) == 448 and math.isnan(rounded("fp8-e4m3", 500.0))
-
-
-def test_bits_are_drawn_as_they_are_stored() -> None:
-    figure: Any = bits_figure(0.1, "A tenth is in none of them.")
-    wanted = "".join(f"{encode(form, 0.1):0{form.bits}b}" for form in FORMATS.values())
-    drawn = [text.get_text() for text in figure.findobj(Text)]
-    assert "".join(text for text in drawn if text in ("0", "1")) == wanted
-    cells = [len(row) for row in figure.axes[0].containers]
-    assert cells == [8 * form.bytes for form in FORMATS.values()]
-    assert "fp32 holds 0.1000000015" in figure.alt  # not 0.1, which no row has
-
-
-# --------------------------------------------------------------------------------------------------
 # What the lesson says of a step
 
 
@@ -318,7 +244,7 @@ def test_products_of_a_layer_are_added_in_fp32_and_rounded_once() -> None:
 
 def said(part: str, line: str, written: str, capsys: pytest.CaptureFixture[str]) -> str:
     """Return the last line that the cell with `part` prints once a learner has `written` over `line`."""
-    names = names_from_cells("03", "import predict", "value = 1.0", "class Block", "import on_gpu")
+    names = names_from_cells("03", "import predict", "value = 0.1", "class Block", "import on_gpu")
     [cell] = [cell for cell in cells(LESSON) if part in cell]
     assert line in cell
     exec(cell.replace(line, written), dict(names))
@@ -353,7 +279,7 @@ def test_one_line_makes_eighteen_bytes_of_twenty(capsys: Any, monkeypatch: pytes
 
 def test_the_lessons_step_is_the_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COURSE_SOURCE", "simulated")
-    parts = ("import predict", "value = 1.0", "class Block", "class GPT", "def weigh")
+    parts = ("import predict", "value = 0.1", "class Block", "class GPT", "def weigh")
     weigh = names_from_cells("03", *parts)["weigh"]
     simulated = {stage.lesson: stage.simulated for stage in stages()}
     with on_gpu():

@@ -265,7 +265,7 @@ def test_parts_add_up(model: TransformerConfig) -> None:
 @pytest.mark.parametrize("name", ["gpt2-xl", "llama3.2-1b", "llama3-8b", "qwen2.5-0.5b"])
 def test_the_lessons_modules_are_the_presets_to_the_unit(name: str) -> None:
     model = PRESETS[name]
-    cells = names_from_cells("04", "class GPT", "class Llama")
+    cells = names_from_cells("04", "class GPT", "def swiglu", "class Llama")
     with torch.device("meta"):
         if model.family == "gpt2":
             built = cells["GPT"](model.vocab, model.max_positions, model.hidden, model.layers, model.heads)

@@ -345,7 +345,7 @@ def test_what_the_learner_derives_for_four_operations_is_judged_at_once() -> Non
 
 
 def test_what_the_learner_writes_for_chunks_is_judged_at_once() -> None:
-    loss = ("s, b, h, a, L, V = 1024", "def chunked_loss(head, x", "peaks = {}")
+    loss = ("s, b, h, V = 1024", "def chunked_loss(head, x", "peaks = {}")
     names = names_from_cells("05", *HOOKS, *loss)
     assert said_by("def falls(c)", names, {}) == "Not yet: for 8 chunks you are off by 100%."
     one = {"return 0": "return 2 * s * b * V * (1 - 1 / c)"}

@@ -3,20 +3,27 @@
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from checking import Answers, JudgedAnswers
+from engine import simulate
 from torch import nn
 from torch.nn import functional as F
 
 from course_utils.interactive.course_files import ROOT
+from course_utils.lessons.shared.block_picture import draw_block
+from course_utils.lessons.shared.compiled_trace import compiled_trace
+from course_utils.lessons.shared.living_block import Choices, ExampleBlock, living_block
 from course_utils.lessons.shared.recorded_front import PROVENANCE
 from course_utils.lessons.torch_compile import checks as lesson_07
 from course_utils.lessons.torch_compile.figures import draw_cuts
 from course_utils.lessons.torch_compile.partition import partition
 from course_utils.lessons.torch_compile.recorded import WAYS
+from course_utils.units import round_up
+from course_utils.watching.on_gpu import on_new_gpu
 
 # --------------------------------------------------------------------------------------------------
 # exercises
@@ -181,6 +188,84 @@ def test_the_figure_says_what_the_hooks_count():
     for column, ran in zip((2, 3), kept, strict=True):
         drawn = sum(int(row[1].replace(",", "")) for row in rows if row[column] == "kept")
         assert drawn == ran.kept - weights, head[column]
+
+
+# --------------------------------------------------------------------------------------------------
+# the picture of a compiled block
+
+IN_PIECES = {"norm": "LayerNorm, in single operations", "mlp": "GELU, in single operations"}
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        Choices(2, 64, autocast=True),
+        Choices(2, 64, "eager", **IN_PIECES),
+        Choices(1, 32, mlp="SwiGLU of 8/3·h"),
+    ],
+)
+def test_the_picture_of_a_compiled_block_has_each_byte_that_hooks_find(choices: Choices) -> None:
+    dtype = torch.float32 if choices.autocast else torch.bfloat16
+    kept: dict[Any, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.setdefault(tensor.untyped_storage(), tensor.detach())
+        return tensor.detach()
+
+    with on_new_gpu(), torch.autocast("cuda", torch.bfloat16, enabled=choices.autocast):
+        parts = (choices.attention, choices.dropout, choices.norm, choices.mlp)
+        block = ExampleBlock(768, 12, *parts).to("cuda", dtype)
+        x = torch.empty(
+            choices.micro_batch, choices.seq_len, 768, device="cuda", dtype=dtype, requires_grad=True
+        )
+        torch.compile(lambda: None)  # tries a small step, without the hooks
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            traced = compiled_trace(block, x)
+        weights = list(block.parameters())
+    copies = 2 * sum(one.numel() for one in weights if one.ndim == 2) if choices.autocast else 0
+    own = [one.untyped_storage() for one in weights]
+    found = sum(storage.nbytes() for storage in kept if storage not in own) - copies
+    assert traced.kept == found
+
+
+def test_the_picture_of_a_compiled_block_has_what_a_block_of_a_step_keeps() -> None:
+    choices = Choices(2, 64, autocast=True, compile=True)
+    run = choices.run()
+    assert run is not None
+    two, three = (replace(run.model, layers=layers, vocab=512) for layers in (2, 3))
+    less, more = (simulate(run.replace(model=model)).moments["end of forward"] for model in (two, three))
+    copies = 2 * 12 * run.model.hidden**2  # of weights, which a compiled step keeps as activations
+    kept = [made.bytes for step in choices.traced().operations for made in step.makes if made.kept]
+    assert sum(map(round_up, kept)) == more["activations"] - less["activations"] - copies
+
+
+def test_a_compiled_kernel_writes_one_tensor_for_several_operators() -> None:
+    traced = Choices(2, 64, **IN_PIECES, compile=True).traced()
+    found = [(step.module, step.name, [*step.reads]) for step in traced.operations]
+    assert found[2:5] == [
+        ("qkv", "linear layer", [1]),
+        ("", "flash attention", [2]),
+        ("out", "linear layer", [3]),
+    ]
+    assert found[7] == ("mlp.1", "product + power + addition + tanh", [6])
+    assert [made.dtype for made in traced.operations[-1].makes] == ["bf16", "bool"]  # the sum, and its mask
+
+
+def test_the_living_block_compiles_or_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = living_block(attention="flash", seq_len=128, mlp="GELU, in single operations")
+    eager = shown.message
+    shown.controls["compile"].value = True
+    assert "By the compiler's graph, the block keeps <b>6.70 MB</b>" in shown.message
+    monkeypatch.setattr("course_utils.lessons.shared.living_block.unavailable", lambda card: "no Windows")
+    shown.controls["seq_len"].value = 256
+    shown.controls["seq_len"].value = 128
+    assert shown.message == f"It cannot be compiled here (no Windows), so it is eager. {eager}"
+
+
+def test_a_block_that_torch_cannot_compile_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda block, **choices: block)
+    with pytest.raises(ValueError, match="compiles nothing here"):
+        draw_block(torch.relu, torch.ones(4, requires_grad=True), compile=True)
 
 
 # --------------------------------------------------------------------------------------------------

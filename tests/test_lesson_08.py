@@ -138,7 +138,49 @@ ADD_UP = Answers(
 
 
 # --------------------------------------------------------------------------------------------------
-# 08.3: measure_noise
+# 08.3: scaled_step
+def scaled_step(model: Any, optimizer: Any, parts: Any, state: Any, longest: float, every: int) -> bool:
+    """By the length of all gradients, which is not finite if one number is not."""
+    for part in parts:
+        (state["scale"] * mean_loss(model, part) / len(parts)).backward()
+    used = [weight for weight in model.parameters() if weight.grad is not None]
+    finite = math.isfinite(sum(weight.grad.abs().sum().item() for weight in used))
+    if finite:
+        for weight in used:
+            weight.grad /= state["scale"]
+        torch.nn.utils.clip_grad_norm_(used, longest)
+        optimizer.step()
+        state["good"] += 1
+        if state["good"] == every:
+            state.update(scale=2 * state["scale"], good=0)
+    else:
+        state.update(scale=state["scale"] / 2, good=0)
+    optimizer.zero_grad()
+    return finite
+
+
+DIVIDE = """        for weight in used:
+            weight.grad /= state["scale"]
+"""
+CLIP = "        torch.nn.utils.clip_grad_norm_(used, longest)\n"
+CLEAR = "    optimizer.zero_grad()\n"
+SCALED_STEP = Answers(
+    right=scaled_step,
+    wrong=[
+        (
+            edited(scaled_step, "    if finite:", "    if True:"),
+            "you step with a sum of gradients that has over",
+        ),
+        (edited(scaled_step, DIVIDE + CLIP, CLIP + DIVIDE), "You clip gradients that still have the scale"),
+        (edited(scaled_step, DIVIDE, ""), "The optimizer steps with gradients that still have"),
+        (edited(scaled_step, CLEAR, "    if finite:\n    " + CLEAR), "one that was left out, some `.grad`"),
+        (edited(scaled_step, 'scale=2 * state["scale"], good=0', 'scale=2 * state["scale"]'), "begins again"),
+    ],
+)
+
+
+# --------------------------------------------------------------------------------------------------
+# 08.4: measure_noise
 def measure_noise(model: Any, parts: list[Any]) -> Any:
     """Adds up squared lengths as backward makes gradients; solves the two equations as a matrix."""
     k = len(parts)
@@ -191,26 +233,7 @@ MEASURE_NOISE = Answers(
     ],
 )
 
-
-# --------------------------------------------------------------------------------------------------
-# 08.4: rate
-def rate(step: int, warm: int, rate: float, k: int, optimizer: str) -> Any:
-    peak = rate * {"sgd": k, "adam": math.sqrt(k)}[optimizer]
-    return numpy.interp(step, [0, warm], [rate, peak])
-
-
-RATE = Answers(
-    right=rate,
-    wrong=[
-        (edited(rate, "math.sqrt(k)", "k"), "You scale by k for Adam, too"),
-        (edited(rate, "[rate, peak]", "[0, peak]"), "You start from zero"),
-        (edited(rate, "numpy.interp(step, [0, warm], [rate, peak])", "peak"), "There is no warm-up"),
-        # log₂ 16 is √16: a k for which the two agree would let it pass
-        (edited(rate, "math.sqrt(k)", "math.log2(k)"), "Some rate is off"),
-    ],
-)
-
-ANSWERS = {"08.1": TRAIN_PASS, "08.2": ADD_UP, "08.3": MEASURE_NOISE, "08.4": RATE}
+ANSWERS = {"08.1": TRAIN_PASS, "08.2": ADD_UP, "08.3": SCALED_STEP, "08.4": MEASURE_NOISE}
 
 
 class TestAnswers(JudgedAnswers):

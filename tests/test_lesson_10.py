@@ -15,30 +15,37 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 from course_utils.lessons.data_parallelism import ddp_training, figures
-from course_utils.lessons.data_parallelism.checks import PROGRAM, RANKS
+from course_utils.lessons.data_parallelism.checks import (
+    RANKS,
+    judge_ring,
+    judge_step,
+    judge_tokens,
+    judge_training,
+)
 from course_utils.lessons.data_parallelism.widget import ring_player
 from course_utils.lessons.shared.on_ranks import outcomes
 
 
 # --------------------------------------------------------------------------------------------------
-# 10.1: traffic
-def traffic(D: int, S: int) -> dict[str, float]:
-    """Arrow by arrow."""
-    others = range(1, D)
-    return {
-        "ring": sum(2 * S / D for _ in others),
-        "naive": sum(S for _ in others),
-        "server": sum(S + S for _ in range(D)),
-    }
+# 10.1: exposed
+def exposed(ready: Any, sizes: Any, D: int, alpha: float, beta: float) -> float:
+    """From the last bucket back to the first."""
+
+    def ends(number: int) -> float:
+        before = ends(number - 1) if number else 0.0
+        return max(before, ready[number]) + 2 * (D - 1) * alpha + 2 * (D - 1) / D * beta * sizes[number]
+
+    return ends(len(ready) - 1) - ready[-1]
 
 
-TRAFFIC = Answers(
-    right=traffic,
+EXPOSED = Answers(
+    right=exposed,
     wrong=[
-        (edited(traffic, "S + S", "S"), "one way"),
-        (edited(traffic, "sum(S for _ in others)", "sum(S for _ in range(D))"), "No rank sends to itself"),
-        (edited(traffic, "2 * S / D", "S / D"), "ring: this is the first half"),
-        (edited(traffic, "2 * S / D", "2 * (S // D)"), "rounds down"),
+        (edited(exposed, "max(before, ready[number])", "ready[number]"), "Is the link free when"),
+        (edited(exposed, "max(before, ready[number])", "before"), "before it is ready"),
+        (edited(exposed, " - ready[-1]", ""), "Return only the time after backward"),
+        (edited(exposed, "2 * (D - 1) / D * beta", "2 * (D - 1) * beta"), "cuts it into D parts"),
+        (edited(exposed, "2 * (D - 1) * alpha", "alpha"), "Draw a row for backward"),
     ],
 )
 
@@ -186,7 +193,7 @@ FIXED_TRAINING = Answers(
 
 # --------------------------------------------------------------------------------------------------
 ANSWERS = {
-    "10.1": TRAFFIC, "10.2": RING, "10.3": TOKEN_BACKWARD, "10.4": MENDED_STEP, "10.5": FIXED_TRAINING
+    "10.1": EXPOSED, "10.2": RING, "10.3": TOKEN_BACKWARD, "10.4": MENDED_STEP, "10.5": FIXED_TRAINING
 }  # fmt: skip
 
 
@@ -201,10 +208,11 @@ def tried() -> None:
 
     Outcomes are kept for the checks.
     """
-    judged = {"tokens": TOKEN_BACKWARD, "step": MENDED_STEP, "train": FIXED_TRAINING}
+    judged = {judge_tokens: TOKEN_BACKWARD, judge_step: MENDED_STEP, judge_training: FIXED_TRAINING}
     trials = [(judge, answer) for judge, answers in judged.items() for answer in reaching_ranks(answers)]
-    outcomes(PROGRAM, RANKS, [("ring", ring), ("ring", in_one_box), *trials])
-    outcomes(PROGRAM, 2, [("train", train), ("train", FIXED_TRAINING.wrong[-1][0])])
+    outcomes(RANKS, [(judge_ring, ring), (judge_ring, in_one_box), *trials])
+    on_three = [(judge_training, FIXED_TRAINING.wrong[-1][0]), (judge_tokens, TOKEN_BACKWARD.wrong[-1][0])]
+    outcomes(2, [(judge_training, train), (judge_tokens, token_backward), *on_three])
 
 
 class TestAnswers(JudgedAnswers):

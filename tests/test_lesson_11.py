@@ -1,6 +1,5 @@
 """Lesson 11: answers to its exercises, its closed forms against simulated ranks, and its sliders."""
 
-import math
 from typing import Any
 
 import pytest
@@ -8,43 +7,60 @@ import torch
 import torch.distributed as dist
 from checking import Answers, JudgedAnswers
 from edits import edited
+from lesson_source import names_from_cells
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.nn.functional import pad
 from torch.nn.utils import vector_to_parameters
 
-from course_utils.lessons.sharding.check_ranks import padded
-from course_utils.lessons.sharding.checks import PROGRAM, RANKS
-from course_utils.lessons.sharding.sent import SentBytes
+from course_utils.lessons.sharding.checks import RANKS, judge_checkpoint, judge_zero_1
 from course_utils.lessons.sharding.widget import shard_sliders
 from course_utils.lessons.shared.on_ranks import outcomes, pretended
 
 
 # --------------------------------------------------------------------------------------------------
-# 11.1: padding
-def padding(shapes: Any, D: int) -> dict[str, int]:
-    """As torch cuts them: rank 0 has the first of its chunks."""
-    shard = sum(torch.empty(shape).chunk(D)[0].numel() for shape in shapes)
-    return {"shard": shard, "padding": D * shard - sum(math.prod(shape) for shape in shapes)}
+# 11.1: start
+def start(model: Any, whole: Any, mesh: Any) -> Any:
+    """Pieces of equally many rows, fewer than ranks where rows are few."""
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    model.to_empty(device=mesh.device_type)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            pieces = whole[name].split(-(-len(weight) // mesh.size()))
+            if mesh.get_local_rank() < len(pieces):
+                weight.to_local().copy_(pieces[mesh.get_local_rank()])
+    return model
 
 
-SHARD = "sum(torch.empty(shape).chunk(D)[0].numel() for shape in shapes)"
-PADDING = Answers(
-    right=padding,
+BYTES = "    model.to_empty(device=mesh.device_type)\n"
+LOOP = "    for layer in model:\n"
+PIECE = "pieces[mesh.get_local_rank()]"
+WHOLE = "whole[name].split"
+SHARD = "weight.to_local().copy_"
+START = Answers(
+    right=start,
     wrong=[
-        (edited(padding, SHARD, "sum(map(math.prod, shapes)) // D"), "no rank owns the last numbers"),
-        (edited(padding, SHARD, "-(-sum(map(math.prod, shapes)) // D)"), "one flat piece"),
-        (edited(padding, SHARD, "sum(-(-shape[0] // D) for shape in shapes)"), "You count rows"),
-        (
-            edited(padding, "D * shard - sum(math.prod(shape) for shape in shapes)", "D * shard"),
-            "all numbers in",
-        ),
+        (edited(start, PIECE, "pieces[0][: len(weight.to_local())]"), "Every rank has rank 0's rows"),
+        (edited(start, LOOP, LOOP.replace("model", "()")), "Each layer with weights is a unit"),
+        (edited(start, BYTES, ""), "still on the meta device"),
+        (edited(start, LOOP, BYTES + LOOP), "The whole model was on the GPU"),
+        (edited(start, WHOLE, WHOLE.replace(".", ".to(mesh.device_type).")), "A whole weight was on the GPU"),
+        (edited(start, SHARD, SHARD.replace(".copy_", ".clone().copy_")), "What did `to_empty` leave"),
     ],
 )
 
 
 # --------------------------------------------------------------------------------------------------
 # 11.2: Zero1Adam
+def padded(tensors: Any) -> Any:
+    """The exercise's own."""
+    vector = torch.cat([tensor.detach().flatten() for tensor in tensors])
+    return pad(vector, (0, -len(vector) % dist.get_world_size()))
+
+
 class Zero1Adam:
     """With lists of pieces, and weights changed in place."""
 
@@ -161,7 +177,7 @@ SHARD_TO_FIT = Answers(
 
 
 # --------------------------------------------------------------------------------------------------
-ANSWERS = {"11.1": PADDING, "11.2": ZERO_1_ADAM, "11.3": CHECKPOINT, "11.4": SHARD_TO_FIT}
+ANSWERS = {"11.1": START, "11.2": ZERO_1_ADAM, "11.3": CHECKPOINT, "11.4": SHARD_TO_FIT}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -170,10 +186,12 @@ def tried() -> None:
 
     Outcomes are kept for the checks.
     """
-    trials = [("zero_1", Zero1Adam), ("checkpoint", checkpoint)]
-    trials += [("zero_1", answer) for answer, _ in ZERO_1_ADAM.wrong]
-    trials += [("checkpoint", answer) for answer, words in CHECKPOINT.wrong if words != "the same exchanges"]
-    outcomes(PROGRAM, RANKS, trials)
+    trials = [(judge_zero_1, Zero1Adam), (judge_checkpoint, checkpoint)]
+    trials += [(judge_zero_1, answer) for answer, _ in ZERO_1_ADAM.wrong]
+    trials += [
+        (judge_checkpoint, answer) for answer, words in CHECKPOINT.wrong if words != "the same exchanges"
+    ]
+    outcomes(RANKS, trials)
 
 
 class TestAnswers(JudgedAnswers):
@@ -194,7 +212,8 @@ def test_sliders_follow_ranks_and_stage() -> None:
 
 
 def test_sent_bytes_are_those_of_the_paper_by_kind() -> None:
-    with pretended(0, 4), SentBytes() as sent:
+    sent_bytes = names_from_cells("11", "def sent_bytes")["sent_bytes"]
+    with pretended(0, 4), sent_bytes() as sent:
         whole = torch.zeros(40)
         own = torch.zeros(10)
         dist.all_reduce(whole)

@@ -1,18 +1,22 @@
 """Lesson 12: answers to its exercises, traces and the reasons for each event, the picture, and the player."""
 
+import json
 from typing import Any
 
+import pytest
 import torch
 from checking import Answers, JudgedAnswers
 from edits import edited
-from engine import GPT, shallow, simulate
+from lesson_source import printed_with
 from matplotlib.text import Text
 
-from course_utils import TrainingRun
 from course_utils.allocator.replay import replay
-from course_utils.lessons.allocator.figures import segments_figure
-from course_utils.lessons.allocator.traces import RULES, in_one_process, reasons, trace_of
+from course_utils.evidence.history import recorded_twice
+from course_utils.interactive.course_files import ROOT
+from course_utils.lessons.allocator.figures import segments_figure, snapshot_panels
+from course_utils.lessons.allocator.traces import RULES, reasons, trace_of
 from course_utils.lessons.allocator.widget import allocator_player
+from course_utils.measuring.recorded import newest
 from course_utils.units import MiB
 
 
@@ -105,32 +109,38 @@ EMBED = Answers(
 
 # --------------------------------------------------------------------------------------------------
 # 12.4: leak
-def living(content: Any) -> list[tuple[str, str, int]]:
-    """Module, moment and bytes of each living block."""
-    blocks = [block for segment in content["segments"] for block in segment["blocks"]]
-    alive = [block for block in blocks if block["state"] == "active_allocated"]
-    return [(*(frame["filename"] for frame in block["frames"][:2]), block["size"]) for block in alive]
+def living(snapshot: Any) -> dict[str, int]:
+    """Bytes of the living blocks by the line that made them."""
+    found: dict[str, int] = {}
+    for segment in snapshot["segments"]:
+        for block in segment["blocks"]:
+            if block["state"] == "active_allocated":
+                line = block["frames"][-1]["name"]
+                found[line] = found.get(line, 0) + block["size"]
+    return found
 
 
-def leak(snapshot: Any) -> str | None:
-    """What forwards made, in more than one step."""
-    found: dict[str, set[str]] = {}
-    for made_by, when, _ in living(snapshot):
-        if "forward" in when:
-            found.setdefault(made_by, set()).add(when)
-    return next((made_by for made_by, moments in found.items() if len(moments) > 1), None)
+def leak(snapshots: Any) -> str | None:
+    """The line whose bytes have grown every time."""
+    sizes = [living(snapshot) for snapshot in snapshots]
+    for line in sizes[-1]:
+        curve = [each.get(line, 0) for each in sizes]
+        if sorted(set(curve)) == curve:
+            return line
+    return None
 
 
-def largest(snapshot: Any) -> str:
-    return max(living(snapshot), key=lambda block: block[2])[0]
+def largest(snapshots: Any) -> str:
+    held = living(snapshots[-1])
+    return max(held, key=lambda line: held[line])
 
 
 LEAK = Answers(
     right=leak,
     wrong=[
         (largest, "You find a leak where there is none"),
-        (edited(leak, 'if "forward" in when', "if True"), "Which steps count?"),
-        (lambda snapshot: "last", "whatever the snapshot says"),
+        (edited(leak, "if sorted(set(curve)) == curve", "if curve[-1] > curve[0]"), "from *each* snapshot"),
+        (edited(leak, "return line", "pass"), "You find nothing"),
     ],
 )
 
@@ -206,9 +216,6 @@ class TestAnswers(JudgedAnswers):
 
 # --------------------------------------------------------------------------------------------------
 # The lesson's own code
-RUN = TrainingRun(shallow(GPT, 2), micro_batch=4, seq_len=256, precision="amp-bf16", attention="flash")
-
-
 def test_the_rules_show_each_rule_and_every_event_has_its_reason() -> None:
     told = reasons(replay(trace_of(RULES)))
     assert len(told) == len(RULES.split())
@@ -226,17 +233,6 @@ def test_the_rules_show_each_rule_and_every_event_has_its_reason() -> None:
     assert "20 MiB of empty segments go back to the driver, then no free block holds it" in told[-1]
 
 
-def test_runs_in_one_process_share_an_allocator_that_keeps_its_cache() -> None:
-    large, small = (simulate(RUN.replace(micro_batch=batch)) for batch in (4, 1))
-    process = in_one_process({"4": large, "1": small})
-    first, last = process.spans["1"]
-    allocated, reserved = process.replayed.allocated, process.replayed.reserved
-    assert allocated[first - 1] == 0  # the first run has ended
-    assert max(allocated[first:last]) < max(allocated[:first])
-    assert min(reserved[first:last]) == max(reserved[:first])
-    assert max(process.replayed.requested) == max(replay(large).requested)
-
-
 def test_a_picture_has_every_block_and_says_so_in_words() -> None:
     figure = segments_figure(replay(trace_of("a=4 b=18 -a")), 2)
     drawn: Any = figure.axes[0].containers
@@ -245,6 +241,78 @@ def test_a_picture_has_every_block_and_says_so_in_words() -> None:
     assert named == [("a", 0, 4), ("free", 4, 16), ("b", 0, 18)]
     assert {"a 4 MiB", "free 16 MiB", "b 18 MiB"} < {text.get_text() for text in figure.findobj(Text)}
     assert "Segment 1, 20 MiB: a 4 MiB, free 16 MiB. Segment 2, 18 MiB: b 18 MiB." in figure.alt
+
+
+def test_panels_know_tensors_by_their_bytes_and_join_the_others() -> None:
+    sizes = [(2, "active_allocated"), (3, "active_allocated"), (5, "active_allocated"), (6, "inactive")]
+    blocks = [{"size": size * MiB, "requested_size": size * MiB - 9, "state": state} for size, state in sizes]
+    small = {"total_size": 2 * MiB, "active_size": 0, "blocks": [{"size": 2 * MiB, "state": "inactive"}]}
+    snapshot = {"segments": [small, {"total_size": 16 * MiB, "active_size": 10 * MiB, "blocks": blocks}]}
+    names = {5 * MiB - 9: ("logits", "temporaries")}
+    figure = snapshot_panels({"then": snapshot, "now": snapshot}, names, "A title", 3 * MiB)
+    panel = "Segment 1, 16 MiB: others 5 MiB, logits 5 MiB, free 6 MiB."
+    assert figure.alt == f"A title. then. {panel} now. {panel}"
+    with pytest.raises(ValueError, match="segment of 20 MiB"):
+        snapshot_panels({"now": snapshot}, names, "A title", 20 * MiB)
+
+
+def test_the_lesson_states_what_an_h200_counted() -> None:
+    recorded = ROOT / "tests" / "gpu" / "recorded" / "limits.jsonl"
+    row = json.loads(recorded.read_text(encoding="utf-8").splitlines()[0])
+    assert row["run"] == "TrainingRun('gpt2', micro_batch=8, seq_len=512)"
+    lesson = (ROOT / "notebooks" / "src" / "12_allocator_and_fragmentation.py").read_text(encoding="utf-8")
+    assert f"fails, works = {row['too_small']:_}, {row['works']:_}" in lesson
+    assert f"# recorded: {row['device']}, torch {row['torch'][:4]}, {row['date']}" in lesson
+
+
+CELLS = ("import TrainingRun, on_gpu", "def train(", "import predict")
+
+
+def test_an_order_of_tensors_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COURSE_SOURCE", "simulated")
+    for order, said in {
+        '"LssLL" * 4': "Right.",
+        '"L" * 12 + "s" * 8': "Right.",
+        '"sLLLs" * 4': "Not yet: CUDA out of memory",
+        '"s" * 20': "Not yet: twelve L",
+    }.items():
+        told = printed_with("12", 'order = "LsLsL" * 4', f"order = {order}", *CELLS)
+        assert told.splitlines()[-1].startswith(said), order
+
+
+STATES_FIRST = """for weight in model.parameters():
+        weight.grad = torch.zeros_like(weight)
+    optimizer.param_groups[0]["lr"] = 0.0
+    optimizer.step()
+    optimizer.param_groups[0]["lr"] = 3e-4
+    optimizer.zero_grad()
+"""
+
+
+def test_states_before_the_first_forward_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COURSE_SOURCE", "simulated")
+    for answer, said in {
+        STATES_FIRST: "Right: ",
+        STATES_FIRST.replace("0.0", "0.1"): "Not yet: a weight or the learning rate has changed.",
+        STATES_FIRST.replace("3e-4", "0.0"): "Not yet: a weight or the learning rate has changed.",
+        "optimizer.step()": "Not yet: Adam has no states.",
+    }.items():
+        told = printed_with("12", "pass  # gradients of zero", f"{answer}  # ", *CELLS)
+        assert told.splitlines()[-1].startswith(said), answer
+
+
+def test_an_h200_reserved_with_expandable_segments_what_its_other_history_says() -> None:
+    found = recorded_twice()
+    assert len(found) == 12 and all(one.device == "NVIDIA H200" for one in newest("history"))
+    for twice in found.values():
+        trace = [one for one in twice.snapshot["device_traces"][0] if "segment" not in one["action"]]
+        sizes = [(one["size"] * (1 if one["action"] == "alloc" else -1), one["addr"]) for one in trace]
+        assert replay(sizes, expandable_segments=True).peak_reserved == twice.expandable < twice.without
+    for run, without, expandable in (
+        ("'gpt2', micro_batch=8, seq_len=1024, accumulation_steps=2", 10_452_205_568, 10_244_587_520),
+        ("'gpt2', micro_batch=4, seq_len=512, attention='eager'", 4_915_724_288, 4_848_615_424),
+    ):
+        assert found[f"TrainingRun({run})"][1:] == (without, expandable)  # docs/gpu_results.md
 
 
 def test_the_player_plays_what_is_typed() -> None:

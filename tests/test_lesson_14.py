@@ -11,7 +11,7 @@ from matplotlib.colors import to_hex
 from torch.func import functional_call
 from torch.nn.functional import mse_loss
 
-from course_utils.lessons.pipelines.checks import PROGRAM
+from course_utils.lessons.pipelines.check_ranks import difference
 from course_utils.lessons.pipelines.figures import (
     COLOUR,
     COLOURS_OF_HALVES,
@@ -137,7 +137,7 @@ TWO_STAGES = Answers(
 @pytest.fixture(scope="module", autouse=True)
 def tried() -> None:
     """Both that reach real ranks, by the same processes: a start takes seconds, and outcomes are kept."""
-    outcomes(PROGRAM, 2, [("step", in_one_loop), ("step", only_here)])
+    outcomes(2, [(difference, in_one_loop), (difference, only_here)])
 
 
 # --------------------------------------------------------------------------------------------------

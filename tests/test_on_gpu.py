@@ -349,3 +349,19 @@ def test_a_card_that_is_smaller_than_the_code_needs_is_simulated_and_says_so(mon
     assert "simulated GPU" in (said := capsys.readouterr().out) and "a T4-16GB is too small for this" in said
     with pytest.raises(ValueError, match="needs is 0: it takes bytes, or a text"), on_gpu(needs=0):
         pass
+
+
+def test_a_fraction_of_the_card_is_a_limit_until_it_is_lifted():
+    with on_gpu(card="T4-16GB"):
+        total = torch.cuda.get_device_properties(0).total_memory
+        for wrong in (1.5, -0.1, 1):
+            with pytest.raises(ValueError, match="Invalid fraction value"):
+                torch.cuda.set_per_process_memory_fraction(wrong)
+        torch.cuda.set_per_process_memory_fraction(0.5)
+        half = torch.empty(int(0.45 * total), dtype=torch.uint8, device="cuda")
+        assert torch.cuda.mem_get_info()[1] == total
+    with on_gpu(card="T4-16GB"):  # it lasts, as on a GPU
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(int(0.1 * total), dtype=torch.uint8, device="cuda")
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        assert torch.empty(int(0.1 * total), dtype=torch.uint8, device="cuda") is not half

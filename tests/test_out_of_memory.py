@@ -385,6 +385,8 @@ def test_it_reads_a_log_words_and_what_is_pasted(tmp_path, monkeypatch, capsys):
     assert answered(str(log)) == 0 and capsys.readouterr().out == expected
     assert answered("--", *OLD.split()) == 0 and "14.56 GiB" in capsys.readouterr().out
     assert answered(OLD) == 0 and "14.56 GiB" in capsys.readouterr().out
+    assert answered("CUDA out of memory. Tried to allocate 2.00 GiB") == 0  # it ends as a file does
+    assert "2.00 GiB more were" in capsys.readouterr().out
     other = tmp_path / "rank1.log"
     other.write_text("all is well\n")
     assert answered(str(other), str(log)) == 0

@@ -22,12 +22,14 @@ SECRET = "shibboleth"
 def test_the_best_place_comes_first() -> None:
     assert find("K").places[0].name == "glossary: K"
     assert find("max_memory_allocated").places[0].name.startswith("lesson 01")
+    answered = find("resume", "checkpoint").places[0]
+    assert answered.kind == "question" and answered.line.startswith("torch.load puts")
 
 
 def test_every_kind_of_place_is_searched() -> None:
     sections = list(places(ROOT))
     kinds = {section.kind for section in sections}
-    assert kinds == {"glossary", "cheat sheet", "errata", "lesson", "exercises", "quiz"}
+    assert kinds == {"glossary", "cheat sheet", "errata", "question", "lesson", "exercises", "quiz"}
     for folder in ("notebooks", "exercises"):
         assert set(committed_notebooks(ROOT, folder)) <= {section.path for section in sections}
     whole = " ".join(section.text + section.code for section in sections)
@@ -66,11 +68,14 @@ def test_links_lead_from_the_notebooks_folder_to_files_cells_and_headings(
     shown = find("reserved memory")._repr_html_()
     links = [unquote(unescape(link)) for link in re.findall(r"<a href='([^']*)'>", shown)]
     assert links[0] == "../docs/glossary.md#allocated-and-reserved"
+    assert any(link.startswith("../docs/questions.md#") for link in links)
     for link in links:
         path, fragment = link.split("#")
+        text = Path(path).read_text(encoding="utf-8")
         cell = f'"id": "{fragment.removeprefix("cell-id=")}"'
         wanted = cell if fragment.startswith("cell-id=") else f'<span id="{fragment}"></span>\n\n## '
-        assert wanted in Path(path).read_text(encoding="utf-8")
+        headings = [heading.replace(" ", "-") for heading in re.findall("^### (.+)$", text, re.MULTILINE)]
+        assert wanted in text or fragment in headings
 
 
 def test_the_command_needs_python_alone(capsys: pytest.CaptureFixture[str]) -> None:

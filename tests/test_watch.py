@@ -86,6 +86,14 @@ def test_two_optimizers_take_two_steps_each():
     assert {mark.step for mark in measured.timeline.marks} == {1, 2}
 
 
+def test_a_model_that_is_replaced_is_gone(written):
+    again = "del model, optimizer\nmodel = nn.Linear(64, 8).cuda()\n"
+    optimizer = "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)\nstep()\nstep()\n"
+    measured = watch_script(written(f"{SET_UP}step()\n{again}{optimizer}"))
+    assert measured.moments["end of step 2"]["parameters"] == 4 * 64 * 8 + 512
+    assert measured.moments["end of step 2"]["optimizer_states"] == 2 * (4 * 64 * 8 + 512)
+
+
 def test_a_step_has_ended_when_each_optimizer_that_steps_has(written):
     other = "critic = nn.Linear(8, 1).cuda()\nother = torch.optim.SGD(critic.parameters(), lr=0.1)\n"
     each_step = "for _ in range(3): critic(torch.randn(4, 8).cuda()).sum().backward(); other.step()"
@@ -529,9 +537,9 @@ def command(written, capfd):
 def without_a_process(monkeypatch):
     """Has `watch` execute scripts in this process, as starting one for each takes seconds."""
 
-    def watch(path, arguments, source, *, card, steps, ranks, rank):
-        measured = watch_script(path, arguments, source, card=card, steps=steps, ranks=ranks, rank=rank)
-        return measured, place_for(card, source).card
+    def watch(path, arguments, source, **choices):
+        measured = watch_script(path, arguments, source, **choices)
+        return measured, place_for(choices["card"], source).card
 
     monkeypatch.setattr(apart, "watch_apart", watch)
 
@@ -609,3 +617,12 @@ def test_json_is_all_of_stdout_and_agrees_with_the_text(written, command, monkey
     assert [change["what"] in text for change in data["changes"]] == [True] * len(data["changes"])
     assert all(f"- {note}" in text for note in data["notes"])
     assert data["difference"]["bytes"] == 0 and data["script"] == "train.py"
+
+
+def test_a_scripts_own_limit_is_left_out_and_named(written):
+    limited = written(
+        TRAINED.replace(
+            "import torch\n", "import torch\ntorch.cuda.set_per_process_memory_fraction(0.25)\n", 1
+        )
+    )
+    assert "limit, 0.25 of the card, is not applied" in watch_script(limited).provenance.note

@@ -217,6 +217,7 @@ def watch_options(parser: ArgumentParser) -> None:
     add("--steps", type=int, default=2, help="optimizer steps to take; the last one is shown (default: 2)")
     add("--ranks", type=int, metavar="N", help="watch a script made for torchrun as one of N simulated ranks")
     add("--rank", type=int, default=0, metavar="K", help="the one of them to watch (default: 0)")
+    add("--whole", action="store_true", help="then go on to the end: the peak of each part of the run")
     add("--json", action="store_true", help="print the report as one JSON object")
     sources = ("simulated", "live", "auto")
     add("--source", choices=sources, default="simulated", help="live: on the GPU of this machine")
@@ -250,6 +251,7 @@ def _watched(chosen: Namespace) -> int:
     before = read_measurement(chosen.against) if chosen.against else None
     budget = None if chosen.budget is None else parse_bytes(chosen.budget)
     choices = {"card": chosen.gpu, "steps": chosen.steps, "ranks": chosen.ranks, "rank": chosen.rank}
+    choices["whole"] = chosen.whole
     measured, card = watch_apart(chosen.script, chosen.arguments, chosen.source, **choices)
     wanted = with_room(card, budget) if chosen.gpu or budget is not None else None
     if chosen.save:

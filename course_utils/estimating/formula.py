@@ -98,6 +98,10 @@ def all_moments(run: TrainingRun) -> Iterator[Moment]:
     during = (forward_moments(step), loss_moments(step), block_moments(step), stem_moments(step, full))
     if run.compile == "model":
         during = (moments_of_compiled_loss(step), block_moments(step), compiled_stem_moments(step, full))
+    if old := of_ranks.old_buckets(run):
+        yield Moment(
+            "rebuilding of buckets", "forward", plus(full, {"gradients": old}), "once, as step 2 begins"
+        )
     for name, phase, parts, happens in chain(*during):
         yield Moment(name, phase, plus(before_forward(run, full, name), parts), happens)
     for name, phase, parts, happens in after_backward(run, full):

@@ -84,6 +84,17 @@ def buckets(run: TrainingRun, gradients: int) -> int:
     return gradients if run.world_size > 1 and run.zero_stage < 2 and not run.bucket_view else 0
 
 
+def old_buckets(run: TrainingRun) -> int:
+    """Bytes of the first step's bucket, which is there next to those made anew as step 2 begins.
+
+    Gradients that are views of it, and that `zero_grad` does not set to None, are then copied into the new
+    ones (torch's `Reducer::initialize_bucket_views`). Without such gradients, the old bucket goes before.
+    """
+    if run.set_to_none or not run.bucket_view:
+        return 0
+    return sum(bucket_sizes(run, rebuilt=False))
+
+
 # FSDP2
 
 

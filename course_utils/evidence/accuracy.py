@@ -68,8 +68,7 @@ def outcome(number: int, run: TrainingRun) -> Comparison:
         found = estimate(run)
         expected = moments(run)["end of forward"]["activations"]
         asked = "measure"
-        # in the second step DistributedDataParallel rebuilds its buckets, next to gradients in the old ones
-        truth = measure(run, "simulated", steps=3 if run.bucket_view else 2)
+        truth = measure(run, "simulated")
     except ValueError as error:
         return Comparison(number, run, refused=f"{asked}: {_one_line(error)}")
     except Exception as error:

@@ -4,7 +4,10 @@ torch's snapshots are pickles of many MB, most of it stacks; shipped, this is so
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
+
+from ..allocator.snapshots import compare_with_gpu
+from ..measuring.recorded import newest
 
 ACTIONS = ("alloc", "free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap")
 ENTRY = ("action", "size", "stream", "addr")
@@ -29,3 +32,28 @@ def unpacked(content: Any) -> dict[str, Any]:
         return {**content, "device_traces": [trace]}
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"this allocation history is damaged ({type(error).__name__}: {error})") from None
+
+
+class Twice(NamedTuple):
+    """A training that was recorded without and with expandable segments.
+
+    `snapshot` has the history without; `without` and `expandable` are the most bytes that the GPU reserved.
+    """
+
+    snapshot: dict[str, Any]
+    without: int
+    expandable: int
+
+
+def recorded_twice() -> dict[str, Twice]:
+    """Every training that a GPU recorded under both settings, by its run."""
+    found: dict[str, dict[bool, dict[str, Any]]] = {}
+    for item in newest("history"):
+        run, _, settings = item.task.removeprefix("history of ").rpartition(", ")
+        expandable = settings.startswith("expandable")
+        found.setdefault(run, {})[expandable] = unpacked(item.parts["history"]["history"])
+    return {
+        run: Twice(pair[False], *(max(compare_with_gpu(pair[which]).real) for which in (False, True)))
+        for run, pair in found.items()
+        if len(pair) == 2
+    }

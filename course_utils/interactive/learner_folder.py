@@ -30,8 +30,16 @@ MOVED_GUESSES = {
     "09.tensor": "15.tensor",
     "11.plan": "15.plan",
     "11.4": "15.1",
+    "12.bit": "17.bit",
+    "12.nf4": "17.nf4",
+    "12.enough": "17.enough",
+    "12.split": "17.split",
+    "12.qlora": "17.qlora",
+    "12.2": "17.1",
+    "12.3": "17.2",
+    "12.4": "17.3",
 }
-"""Guesses, and an exercise, of numbering 1 that are in another lesson: of lessons 07b and 11."""
+"""Guesses and exercises of numbering 1 that moved to another lesson: of 07b, of 11, quantization."""
 
 
 def course_home() -> Path:

@@ -274,6 +274,8 @@ class Memory:
         self.card = card
         self._events = events
         self._since = 0
+        self._room: int | None = None
+        self._fraction = 1.0
         self._capacity: int | None = None
         self._taken = 0
         self._emptied_at = set[int]()  # the numbers of events after which a program called empty_cache
@@ -291,8 +293,28 @@ class Memory:
 
         `taken` are bytes of the card that no tensor has, such as CUDA's context.
         """
-        self._capacity = self.allocator.capacity = capacity
+        self._room = capacity
         self._taken = taken
+        self._set_capacity()
+
+    def allow(self, fraction: float, device: Any = None) -> None:
+        """Answer torch.cuda.set_per_process_memory_fraction: run out of memory at this part of the card.
+
+        Raises ValueError as torch does for what is no part.
+        """
+        check_device(device)
+        if not isinstance(fraction, float) or not 0 <= fraction <= 1:
+            raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
+        self._fraction = fraction
+        self._set_capacity()
+
+    def _set_capacity(self) -> None:
+        capacity = self._room
+        if self._fraction < 1:
+            there = self.card.room if capacity is None else capacity + self._taken
+            allowed = int(self._fraction * there)
+            capacity = allowed if capacity is None else min(capacity, allowed)
+        self._capacity = self.allocator.capacity = capacity
 
     def followed(self, certain: int | None = None) -> "Memory":
         """These counters, up to the newest event or the number of those that are `certain`.
@@ -364,7 +386,7 @@ class Memory:
 
     def free_and_total(self) -> tuple[int, int]:
         """Bytes that the driver still has, and all that a program gets of the card."""
-        capacity = self._capacity or self.card.room
+        capacity = self._room or self.card.room
         return max(0, capacity - self.followed().allocator.reserved), capacity + self._taken
 
     def statistics(self) -> dict[str, int]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..breakdown import MemoryBreakdown
-from ..measurement import Allocation, Mark, Measurement, Messages, Provenance, Timeline
+from ..measurement import Allocation, HostMemory, Mark, Measurement, Messages, Provenance, RunPart, Timeline
 
 AS = " as "  # Between the name of a GPU and that of the smaller card which it stood for
 SIMULATED_GPU = "simulated GPU"  # The device under which simulated runs are recorded
@@ -200,7 +200,13 @@ def from_json(content: dict[str, Any], note: str) -> Measurement:
         counters=content.get("counters", {}),
         not_predicted=content.get("not_predicted", {}),
         messages=tuple(Messages(**each) for each in content.get("messages", ())),
+        parts=tuple(_part_from_json(part) for part in content.get("parts", ())),
+        host=HostMemory(**content["host"]) if content.get("host") else None,
     )
+
+
+def _part_from_json(part: dict[str, Any]) -> RunPart:
+    return RunPart(**part | {"breakdown": MemoryBreakdown(*part["breakdown"])})
 
 
 def _breakdown_to_json(moment: MemoryBreakdown) -> list[Any]:
@@ -256,6 +262,8 @@ def everything_to_json(measured: Measurement) -> dict[str, Any]:
         "counters": dict(measured.counters),
         "messages": [vars(each) for each in measured.messages],
         "not_predicted": dict(measured.not_predicted),
+        "parts": [vars(part) | {"breakdown": _breakdown_to_json(part.breakdown)} for part in measured.parts],
+        "host": vars(measured.host) if measured.host else None,
     }
     return to_json(measured, whole=True) | more
 

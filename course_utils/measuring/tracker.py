@@ -119,6 +119,7 @@ class Tracker(TorchDispatchMode):
         self.storages: list[Storage] = []
         self.events: list[tuple[int, Storage]] = []
         self.marks: list[Mark] = []
+        self.borders: set[int] = set()  # events over which no free is sorted, besides those of marks
         self.phase = ""
         self.step = 0
         self.micro_batch = 0
@@ -505,7 +506,7 @@ class Tracker(TorchDispatchMode):
     def order_frees(self) -> None:
         """Sort each unbroken run of frees by birth: autocast drops its copies in a hash table's order."""
         self._number_events()
-        borders = {mark.event for mark in self.marks}
+        borders = self.borders | {mark.event for mark in self.marks}
         unbroken: list[int] = []
         closed = [*self.events, (1, None)]  # one more birth, which ends the last run
         for event, (size, _) in enumerate(closed):

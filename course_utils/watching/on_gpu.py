@@ -239,6 +239,8 @@ class _Card:
             for name in ("_record_memory_history", "_snapshot", "_dump_snapshot"):
                 run(on_this_thread(torch.cuda.memory, name, getattr(self, name)))
             run(on_this_thread(FakeTensor, "__repr__", _shown))
+            for owner in (torch.cuda, torch.cuda.memory):
+                run(on_this_thread(owner, "set_per_process_memory_fraction", self.memory.allow))
             run(_NoValues(self))
             run(compiling(card, notes, lasting=True))
             yield

@@ -503,8 +503,10 @@ def _diagnosed(logs: Mapping[str, bytes]) -> tuple[dict[str, Diagnosis], list[st
 def _are_files(arguments: list[str]) -> bool:
     """True for names of files, False for the words of a message. Raises ValueError for a missing file."""
     missing = [word for word in arguments if not _exists(word)]
-    alone = len(arguments) == 1 and " " not in arguments[0]
-    if missing and (alone or _exists(arguments[0]) or all(Path(word).suffix for word in arguments)):
+    alone = len(arguments) == 1
+    in_quotes = alone and " " in arguments[0]  # a message, even if it ends as a file would: "… 2.00 GiB"
+    named = alone or _exists(arguments[0]) or all(Path(word).suffix for word in arguments)
+    if missing and named and not in_quotes:
         raise ValueError(f"There is no file {missing[0]!r}: name a log, or give a message's words after --.")
     return not missing
 

@@ -12,7 +12,8 @@ from typing import Any
 from ..allocator.replay import replay
 from ..estimating.workspaces import installed_torch
 from ..gpus import IMITATED, Gpu
-from ..measurement import Allocation, Measurement, Messages
+from ..measurement import Allocation, HostMemory, Measurement, Messages
+from ..palette import words
 from ..terminal import WIDE, stack, within
 from ..units import aligned, format_bytes, percent
 from .which_cards import Answer, answer_on, answers
@@ -24,6 +25,10 @@ CHUNKS = 8  # Pieces that the loss is computed in
 # Of fp32: one byte each, and an fp32 scale for 256 (bitsandbytes' block-wise states)
 EIGHT_BIT = (1 + 4 / 256) / 4
 EIGHT_BIT_FROM = 4096  # Elements below which bitsandbytes keeps fp32
+NOT_COUNTED = (
+    "of the host's memory tensors alone are counted: not Python's objects, NumPy's arrays, mapped files,"
+    " a DataLoader's workers and its pinned batches, or the CUDA context's part"
+)
 PASSING = ("activations", "temporaries")  # Kinds of what a pass makes
 
 Part = Callable[[Allocation], float]
@@ -60,7 +65,8 @@ class Report:
     @property
     def notes(self) -> list[str]:
         """Sentences on how it was watched."""
-        return self.measured.provenance.note.split("; ")
+        found = self.measured.provenance.note.split("; ")
+        return [*found, NOT_COUNTED] if self.measured.host else found
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain data, sizes in bytes; a change of its form changes "version"."""
@@ -88,20 +94,23 @@ class Report:
         """The report for a terminal of so many characters, which shows the colors of memory if asked to."""
         measured = self.measured
         word = "simulated" if measured.source == "simulated" else "measured"
+        run = ", in the whole run" if measured.parts else ""
         peaks = [
             ("peak", _in_gb(measured.peak), f"peak of the tensors, {word}, in {measured.peak_phase}"),
-            ("allocated", _in_gb(self.allocated), "by the allocator's rules (max_memory_allocated)"),
-            ("reserved", _in_gb(self.reserved), "by the same (max_memory_reserved)"),
+            ("allocated", _in_gb(self.allocated), f"by the allocator's rules{run} (max_memory_allocated)"),
+            ("reserved", _in_gb(self.reserved), f"by the same{run} (max_memory_reserved)"),
         ]
         peaks += [
             ("not predicted", _seen(most), f"cuDNN's workspace for convolutions ({kind}), as an H200 took it")
             for kind, most in measured.not_predicted.items()
         ]
+        if measured.host:
+            peaks.append(("host memory", _in_gb(measured.host.peak), _of_host(measured.host)))
         origin = replace(measured.provenance, note="")
         title = f"The largest tensors at the peak ({origin}):"
         largest = replace(measured.explain(self.count), title=title)
-        lines = [aligned(peaks, 3), "", stack(measured.breakdown, min(width, 100), colors), ""]
-        lines += [largest.to_text(width), ""]
+        lines = [*_parts(measured, width), aligned(peaks, 3), ""]
+        lines += [stack(measured.breakdown, min(width, 100), colors), "", largest.to_text(width), ""]
         if measured.messages:
             lines += ["Messages to other ranks in this step:", _messages(measured.messages), ""]
         if self.wanted:
@@ -118,10 +127,45 @@ class Report:
 
 def report(measured: Measurement, card: Gpu = IMITATED, wanted: Gpu | None = None, count: int = 10) -> Report:
     """The report on a script that was watched on `card`: with the answer for `wanted`, if that is given."""
-    replayed = replay(measured, descending=installed_torch() < ORDERED_BY_AGE)
-    allocated, reserved = replayed.peak_allocated, replayed.peak_reserved
+    if measured.parts:
+        allocated = max(part.allocated for part in measured.parts)
+        reserved = max(part.reserved for part in measured.parts)
+    else:
+        replayed = replay(measured, descending=installed_torch() < ORDERED_BY_AGE)
+        allocated, reserved = replayed.peak_allocated, replayed.peak_reserved
     answer = answer_on(wanted, allocated, reserved, card) if wanted else None
     return Report(measured, card, allocated, reserved, answer, count)
+
+
+def _parts(measured: Measurement, width: int) -> Iterator[str]:
+    """Lines on the parts of a whole run; none for a script that was watched for its steps alone."""
+    if not measured.parts:
+        return
+    largest = max(measured.parts, key=lambda part: part.allocated)
+    rows = [("peak", "before", "after", "part", "", "most of it", "begins in")]
+    for part in measured.parts:
+        kind, size = max(part.breakdown.items(), key=lambda item: item[1])
+        share = f"{percent(size / part.breakdown.total)} {words(kind)}" if size else ""
+        sizes = (_in_gb(part.allocated), _in_gb(part.before), _in_gb(part.after))
+        rows.append((*sizes, part.name, "largest" if part is largest else "", share, part.line))
+    steps = sum(name.startswith("end of step") for name in measured.moments)
+    yield f"The whole run, with training up to step {steps}. The largest peak says which card to choose:"
+    lines = aligned(rows, range(3, 7)).split("\n")  # numbers come first
+    if max(map(len, lines)) > width:  # two lines for each part
+        begins = aligned([row[:4] for row in rows], range(3, 4)).split("\n")
+        more = [", ".join(filter(None, row[4:])) for row in rows]
+        lines = [f"{begin}\n    {rest}" for begin, rest in zip(begins, more, strict=True)]
+    yield from lines
+    yield ""
+    yield "The last step that was watched:"
+
+
+def _of_host(host: HostMemory) -> str:
+    pinned = f", {_in_gb(host.pinned)} of them pinned" if host.pinned else ""
+    ranks = ""
+    if host.ranks > 1:
+        ranks = f"; if each of {host.ranks} ranks on a node takes as much: {_in_gb(host.ranks * host.peak)}"
+    return f"of tensors on the host at most{pinned}, in {host.line}{ranks}"
 
 
 def _in_gb(size: int) -> str:

@@ -39,10 +39,12 @@ from ..measuring.sources import MOST_STEPS, forced_source
 from ..measuring.step import own_random_numbers, provenance_of
 from ..measuring.tracker import FailedOperator, Tracker
 from ..planning.twin import named
+from .host import CountedHostValues
 from .patches import replaced
-from .ranks import as_one_rank, check_ranks
+from .ranks import PER_NODE, as_one_rank, check_ranks
 from .shield import NotAllowed, memory_limited, nothing_changed
 from .steps import Finished, HostValues, ScriptWatch
+from .whole import WholeRun
 
 OF_MEMORY = torch.cuda.memory
 HISTORY = (
@@ -50,6 +52,7 @@ HISTORY = (
     (OF_MEMORY, "_record_memory_history"),
     (OF_MEMORY, "_dump_snapshot"),
 )
+FRACTION = "set_per_process_memory_fraction"
 REFUSED = (
     "While it is watched, what Python's own functions write goes to a temporary folder. Another library's "
     "functions cannot write: leave them out while you watch it."
@@ -102,15 +105,17 @@ def watch_script(
     steps: int = 2,
     ranks: int | None = None,
     rank: int = 0,
+    whole: bool = False,
 ) -> Measurement:
     """Run a script until each of its optimizers has stepped `steps` times; return where each byte went.
 
-    The peak is that of the last step. `card` is a name of `gpus.GPUS`, on which `place_for` has the rest.
-    A script made for torchrun is watched as `rank` of `ranks`, which are simulated. Nothing of the user's is
-    written or deleted, and the network is closed. What the script prints goes to stderr. Raises ScriptError,
-    with the line, for a script that fails, trains nothing or cannot be followed, ValueError for a path that
-    is no script's, for other steps than 1 to 1000, for a rank that does not exist, and as `place_for`,
-    SimulationUnavailable where no GPU can be simulated.
+    The peak is that of the last step. If `whole`, the script then goes on to its end, where loops that train
+    end at once, and the peak of each of its parts is returned, too. `card` is a name of `gpus.GPUS`, on which
+    `place_for` has the rest. A script made for torchrun is watched as `rank` of `ranks`, which are simulated.
+    Nothing of the user's is written or deleted, and the network is closed. What the script prints goes to
+    stderr. Raises ScriptError, with the line, for a script that fails, trains nothing or cannot be followed,
+    ValueError for a path that is no script's, for other steps than 1 to 1000, for a rank that does not exist,
+    and as `place_for`, SimulationUnavailable where no GPU can be simulated.
     """
     if not 1 <= steps <= MOST_STEPS:
         raise ValueError(f"steps is {steps}: a number from 1 to {MOST_STEPS}")
@@ -140,11 +145,14 @@ def watch_script(
             run(torch.autograd.set_multithreading_enabled(False))
         follow = RankTracker if simulated else Tracker
         tracker = run(follow("cuda", workspaces_of(place.card.capability), place.card))
+        memory = Memory(lambda: tracker.events, place.card)
         if simulated:  # scripts ask if torch has CUDA; HISTORY comes after `answered`, which refuses it
-            run(answered(Memory(lambda: tracker.events, place.card)))
+            run(answered(memory))
             run(on_this_thread(torch.backends.cuda, "is_built", lambda: True))
             for owner, name in HISTORY:
                 run(mock.patch.object(owner, name, partial(_without_history, changes)))
+            for owner in (torch.cuda, OF_MEMORY):
+                run(mock.patch.object(owner, FRACTION, partial(_without_fraction, changes)))
             run(as_one_rank(ranks, rank, changes))
         measured: list[Measurement] = []
         provenance = provenance_of("simulated" if simulated else "live", card=place.card)
@@ -153,8 +161,11 @@ def watch_script(
             tracker.order_frees()
             measured.append(tracker.measurement(ends, [], provenance))
 
-        watch = run(ScriptWatch(tracker, steps, simulated, finish))
-        values = HostValues(watch.arrived)
+        parts = WholeRun(tracker, path) if whole else None
+        if parts:
+            run(parts.entered())
+        watch = run(ScriptWatch(tracker, steps, simulated, finish, parts))
+        values = (CountedHostValues if whole or ranks else HostValues)(watch.arrived)
         if simulated:  # after the watch: both answer for a fake tensor's numbers, and these know some
             run(values)
             # until something else tells of the first tensor that another thread makes on the GPU
@@ -162,12 +173,18 @@ def watch_script(
             run(mock.patch.object(torch.cuda, "_lazy_init", begin))
             run(compiling(place.card, changes))
         _execute(path, arguments, watch)
+        found = measured[0]
+        if parts:
+            found = replace(found, parts=parts.found(memory.emptied))
+            changes |= parts.notes
+        if simulated and isinstance(values, CountedHostValues):
+            found = replace(found, host=values.found(min(ranks or 1, PER_NODE)))
         notes = [*_steps(watch, values), *changes, *elsewhere.notes(), *filter(None, [place.why])]
-        if not place.card.has_bf16 and any(item.dtype == "bfloat16" for item in measured[0].allocations):
+        if not place.card.has_bf16 and any(item.dtype == "bfloat16" for item in found.allocations):
             notes.append(f"{named(place.card)} does not compute in bf16: torch emulates it, which is slow")
-        if not any(item.kind != "workspaces" for item in measured[0].allocations):
+        if not any(item.kind != "workspaces" for item in found.allocations):
             raise ScriptError(f"{path.name} trains, but not on the GPU: move model and data to 'cuda'")
-    return replace(measured[0], provenance=replace(provenance, note="; ".join(notes)))
+    return replace(found, provenance=replace(provenance, note="; ".join(notes)))
 
 
 def _checked(path: str | Path) -> Path:
@@ -188,7 +205,7 @@ def _checked(path: str | Path) -> Path:
 
 
 def _execute(path: Path, arguments: Sequence[str], watch: ScriptWatch) -> None:
-    """Run the script to the end of its second step. Raises ScriptError if it does not get there."""
+    """Run the script to the end of its last step, or its own. Raises ScriptError without such a step."""
     places = [str(path.parent.resolve()), *sys.path]
     why = ""
     try:
@@ -198,7 +215,10 @@ def _execute(path: Path, arguments: Sequence[str], watch: ScriptWatch) -> None:
         register = partial(_register, atexit.register, path.parent.resolve())
         no_handlers = mock.patch.object(atexit, "register", register)
         with patched, no_way_around, no_handlers, redirect_stdout(sys.stderr):
-            runpy.run_path(str(path.absolute()), run_name="__main__")  # as Python's own `__file__`
+            if watch.whole:
+                watch.whole.execute(path)
+            else:
+                runpy.run_path(str(path.absolute()), run_name="__main__")  # as Python's own `__file__`
     except Finished as finished:
         let_go(finished)
         return
@@ -208,11 +228,16 @@ def _execute(path: Path, arguments: Sequence[str], watch: ScriptWatch) -> None:
         why = f" by sys.exit({ended.code!r})" if ended.code else ""
     except BaseException as error:
         if len(watch.ends) == watch.steps:  # it was ended already, and fails while it cleans up
+            if watch.whole:
+                said = _sentence(error, path, watch.tracker.failure).splitlines()[0]
+                watch.whole.notes.setdefault(f"what comes after this was not reached: {said}")
             let_go(error)
             return
         sentence = watch.in_a_thread or _sentence(error, path, watch.tracker.failure)
         let_go(error)
         raise ScriptError(sentence) from None
+    if len(watch.ends) == watch.steps:
+        return
     if watch.stepped:
         with contextlib.suppress(Finished):
             watch.end_step()
@@ -273,6 +298,11 @@ def _without_history(notes: dict[str, None], *_: Any, **__: Any) -> str:
     """Replace questions to torch's allocator, which allocates nothing here."""
     notes.setdefault("the script's own memory summaries, histories and snapshots are skipped")
     return ""
+
+
+def _without_fraction(notes: dict[str, None], fraction: float, *_: Any) -> None:
+    """Replace the limit of a script, which is watched whether it fits or not."""
+    notes.setdefault(f"the script's own limit, {fraction:g} of the card, is not applied: see what it needs")
 
 
 def _steps(watch: ScriptWatch, values: HostValues) -> Iterator[str]:

@@ -6,8 +6,9 @@ are known, and so are results of small known values on the simulated GPU.
 
 import gc
 import threading
+import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, NoReturn
@@ -33,6 +34,7 @@ from ..measuring.phases import PLACEHOLDER, PhaseWatch, formatted
 from ..measuring.tracker import Tracker, has_made_of_others, tensors_in
 from .guesses import guess, guessed, known_on, known_values
 from .shield import NotAllowed
+from .whole import MOST_MORE, WholeRun
 
 # Steps of one optimizer after which another one, that was made and never stepped, is waited for no more
 PATIENCE = 16
@@ -51,22 +53,33 @@ class Finished(BaseException):
 
 
 class ScriptWatch(PhaseWatch):
-    """Tells the tracker the phases of a script's steps; the last one calls `finish` with each step's end."""
+    """Tells the tracker the phases of a script's steps; the last one calls `finish` with each step's end.
+
+    With a `whole` run the script then goes on, and its parts are told to that.
+    """
 
     def __init__(
-        self, tracker: Tracker, steps: int, simulated: bool, finish: Callable[[list[int]], None]
+        self,
+        tracker: Tracker,
+        steps: int,
+        simulated: bool,
+        finish: Callable[[list[int]], None],
+        whole: WholeRun | None = None,
     ) -> None:
         super().__init__(tracker, OwnStep(lambda: None, torch.nn.Module()), simulated)
         self.steps = steps
         self.finish = finish
+        self.whole = whole
         self.ends: list[int] = []
         self.taken: list[Counter[str]] = []
         self.in_a_thread = ""  # a sentence once another thread has used the GPU, or an optimizer
         self._thread = threading.get_ident()
         self.stepped: Counter[int] = Counter()  # by optimizer, since the last step of the training was over
-        self._optimizers: dict[int, torch.optim.Optimizer] = {}
+        self._kinds: dict[int, str] = {}  # of optimizers that have stepped
+        # By id, and weak: a script may replace its model, and what nobody else holds is freed
+        self._optimizers: MutableMapping[int, torch.optim.Optimizer] = weakref.WeakValueDictionary()
         self._names: dict[int, str] = {}
-        self._modules: dict[int, torch.nn.Module] = {}
+        self._modules: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._weights: dict[int, str] = {}
 
     def _bind_all(self) -> None:
@@ -91,6 +104,8 @@ class ScriptWatch(PhaseWatch):
     def _update_begins(self) -> None:
         if threading.get_ident() != self._thread:
             self.refuse_thread()
+        if self.whole:
+            self.whole.begin_step()
         self._before_update()
 
     def refuse_thread(self) -> NoReturn:
@@ -125,11 +140,24 @@ class ScriptWatch(PhaseWatch):
             self.begin_step(1)
         if id(module) not in self._names:
             self._discover(module)
+        if self.whole and self._depth == 0 and not self._in_backward():
+            self.whole.forward(module, self._trains(module))
         self.tracker.modules.append(self._names[id(module)])
         if isinstance(module, _Loss) and self._depth == 0:  # torch's own losses are no part of the model
             self._depth += 1
         else:
             self._enter_module()
+
+    def _trains(self, module: torch.nn.Module) -> bool:
+        """True for a module with a weight of an optimizer's, and for any before there is an optimizer."""
+        groups = [group for one in self._optimizers.values() for group in one.param_groups]
+        trained = {id(weight) for group in groups for weight in group["params"]}
+        return not trained or any(id(weight) in trained for weight in module.parameters())
+
+    def _begin_backward(self) -> None:
+        if self.whole:
+            self.whole.backward()
+        super()._begin_backward()
 
     def _leaves(self, *_: Any) -> None:
         self.tracker.modules.pop()
@@ -139,12 +167,20 @@ class ScriptWatch(PhaseWatch):
         """Name a model's modules, and bind its weights, buffers and gradients, when first a part is met."""
         kind = type(root).__name__
         for path, module in root.named_modules():
-            if self._names.setdefault(id(module), f"{kind}.{path}" if path else kind):
-                self._modules[id(module)] = module  # alive, or another may get its id
+            if id(module) not in self._names:
+                self._names[id(module)] = f"{kind}.{path}" if path else kind
+                weights = [id(weight) for weight in module.parameters(recurse=False)]
+                forget = partial(self._forget, id(module), weights)  # as another may get its id
+                self._modules[id(module)] = weakref.ref(module, forget)
         for path, weight in root.named_parameters():
             self._bind_weight(weight, f"{kind}.{path}")
         for path, buffer in root.named_buffers():
             self.tracker.bind("parameters", [buffer], f"{kind}.{path}")
+
+    def _forget(self, module: int, weights: list[int], _: Any) -> None:
+        for names, each in ((self._names, module), *((self._weights, weight) for weight in weights)):
+            names.pop(each, None)
+        del self._modules[module]
 
     def _bind_weight(self, weight: torch.Tensor, name: str) -> None:
         if id(weight) in self._weights:
@@ -165,6 +201,7 @@ class ScriptWatch(PhaseWatch):
             self._bind_weight(weight, f"{type(optimizer).__name__}.params.{number}")
             self.tracker.bind("gradients", [weight.grad], self._weights[id(weight)])
         self._optimizers[id(optimizer)] = optimizer
+        self._kinds[id(optimizer)] = type(optimizer).__name__
         self.stepped[id(optimizer)] += 1
         self.tracker.bind_states()
         if all(self.stepped[one] for one in self._optimizers) or max(self.stepped.values()) == PATIENCE:
@@ -180,15 +217,34 @@ class ScriptWatch(PhaseWatch):
 
     def end_step(self) -> None:
         """One step of the training is over: note where it ended; with the last of them, end the script."""
+        if self.whole:
+            self.whole.steps += 1
+            if self.whole.over:
+                self._end_further_step(self.whole)
+                return
         taken: Counter[str] = Counter()
         for one, times in self.stepped.items():
-            taken[type(self._optimizers[one]).__name__] += times
+            taken[self._kinds[one]] += times
         self.taken.append(taken)
-        self._optimizers = {one: self._optimizers[one] for one in self.stepped}  # the others never step
+        for one in set(self._optimizers) - set(self.stepped):  # which never step
+            del self._optimizers[one]
         self.stepped.clear()
         self.ends.append(len(self.tracker.events))
         if len(self.ends) == self.steps:
             self.last_step()
+            if not self.whole:
+                raise Finished
+            self.whole.over = True
+        self.begin_step(self.tracker.step + 1)
+
+    def _end_further_step(self, whole: WholeRun) -> None:
+        """One more step after the watched ones is over. A loop that does not end is ended with the script."""
+        self.stepped.clear()
+        if whole.steps == self.steps + MOST_MORE:
+            whole.notes.setdefault(
+                f"the script was ended after {MOST_MORE} more steps, as its loop of training did not end:"
+                " what comes after it was not reached"
+            )
             raise Finished
         self.begin_step(self.tracker.step + 1)
 

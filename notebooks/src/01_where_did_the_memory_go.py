@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 65
+#     minutes: 70
 #     cpu_seconds: 25
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
@@ -12,7 +12,7 @@
 # %% [markdown]
 # # 01 · Where did the memory go?
 #
-# **65 minutes.** You should know what forward and backward passes are, and have trained a network once. You need no
+# **70 minutes.** You should know what forward and backward passes are, and have trained a network once. You need no
 # GPU.
 #
 # This lesson accounts for a training step of GPT-2 XL. You read a training script of 60 lines, change it, and judge a
@@ -492,22 +492,6 @@ line = f"{card.name}: a program gets {card.room / 1e9:.1f} GB"
 stack(rows, title, capacity=card.room, capacity_label=line, provenance=str(step.provenance))
 
 # %% [markdown]
-# A *breakdown* is a mapping from kinds of memory to bytes. Six lines of matplotlib draw one. `show` gives the figure a
-# description for those who do not see it.
-
-# %%
-import matplotlib.pyplot as plt
-
-from course_utils.figures import show
-
-fig, ax = plt.subplots(figsize=(7, 2.5))
-for kind, size in step.phase_peaks["backward"].items():  # change this: "loss"
-    ax.barh(kind, size / 1e9, color="tab:blue")
-ax.axvline(card.room / 1e9, color="red")
-ax.set(title="The peak of backward by kind", xlabel="GB")
-show(fig, "Optimizer states are the longest of the bars; none alone reaches the card's line.")
-
-# %% [markdown]
 # Each term is real. But *a [peak](../docs/glossary.md#peak) is the largest sum of what is alive at once, not the sum of
 # the largest*. Backward begins with all activations and no gradient. The optimizer runs with all gradients and no
 # activation. What, then, fills the fullest moment?
@@ -578,7 +562,7 @@ stack(estimates, title, capacity=card.room, capacity_label=line, provenance="est
 # eager attention, chunks of the loss are not enough, and ZeRO's authors had no other kind: FlashAttention is from
 # [2022](https://arxiv.org/abs/2205.14135). In micro-batches, one gradient at a time, the step fits with either kernel.
 # The newsletter's 32–35 GB is what 8 micro-batches need if all gradients are still upcast together, and that is more
-# than a program gets. (Lesson 05 examines their 60 GB of activations, lesson 06 their "about 8 GB" with checkpointing.)
+# than a program gets. (Lesson 18 examines their 60 GB of activations, lesson 06 their "about 8 GB" with checkpointing.)
 #
 # A card has more than tensors ([lesson 18](18_who_is_right.ipynb)): CUDA's [context](../docs/glossary.md#context-cuda)
 # (hundreds of MB, never counted as allocated), and what PyTorch has

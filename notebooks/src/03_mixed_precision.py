@@ -32,10 +32,19 @@ from course_utils.interactive.guesses import predict, reveal
 
 predict("03.next", unit="thousandths")
 
-# %%
-from course_utils.lessons.precision.figures import bits_figure
+# %% [markdown]
+# Here is one number in five formats: its sign, its exponent, its mantissa, and what is really stored.
 
-bits_figure(0.1, "The fewer mantissa bits, the larger the error")  # change this
+# %%
+import torch
+
+value = 0.1  # change this
+exponents = {torch.float32: 8, torch.bfloat16: 8, torch.float16: 5}
+exponents |= {torch.float8_e4m3fn: 4, torch.float8_e5m2: 5}
+for dtype, e in exponents.items():
+    stored = torch.tensor([value]).to(dtype)
+    bits = "".join(f"{byte:08b}" for byte in reversed(stored.view(torch.uint8).tolist()))
+    print(f"{dtype!s:19} {bits[0]} {bits[1 : 1 + e]:8} {bits[1 + e :]:23} {stored.item():.8g}")
 
 # %% [markdown]
 # No format holds 0.1 exactly. (Which ones hold 0.5, or 65,520? Change the number.) With m bits of mantissa, a normal
@@ -47,8 +56,6 @@ bits_figure(0.1, "The fewer mantissa bits, the larger the error")  # change this
 # 1.0 to 300.0: which formats still count in steps of one?
 
 # %%
-import torch
-
 value = 1.0  # change this
 print("format          next number  epsilon  largest  smallest")
 for dtype in (torch.float32, torch.bfloat16, torch.float16):
@@ -678,15 +685,13 @@ reveal("03.peak", 100 * peaks["bf16-master"] / peaks["fp32"], unit="% of fp32's"
 # ([lesson 12](12_allocator_and_fragmentation.ipynb)). A larger batch makes the saving larger. Look at the kinds:
 
 # %%
-from course_utils.figures import stack
-
-rows = {
-    f"{name}, b = {b}": estimate(one.replace(micro_batch=b))
-    for b in (8, 1)  # change this
-    for name, one in runs.items()
-}
-title = "16 bits save activations and the loss's gradients, so a small batch saves little"
-stack(rows, title, provenance="estimated")
+print("GB, estimated     weights, states  activations  temporaries")
+for sequences in (8, 1):  # change this
+    for name, one in runs.items():
+        kinds = estimate(one.replace(micro_batch=sequences))
+        persist = kinds["parameters"] + kinds["optimizer_states"]
+        sizes = [size / 1e9 for size in (persist, kinds["activations"], kinds["temporaries"])]
+        print("{:11s} b = {} {:15.2f} {:12.2f} {:12.2f}".format(name, sequences, *sizes))
 
 # %% [markdown]
 # The peak is in the loss's backward, before the weights have gradients. Weights and states take 12 bytes per parameter

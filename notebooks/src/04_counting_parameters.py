@@ -291,6 +291,7 @@ class Block(nn.Module):
         self.norm1, self.norm2, self.mlp = nn.RMSNorm(h), nn.RMSNorm(h), swiglu(h, f)
 
 
+# %%
 class Llama(nn.Module):
     def __init__(self, V, h, L, k, f, qkv_bias=False):
         super().__init__()
@@ -474,6 +475,8 @@ for name, parameter in model.named_parameters():
     sizes[module] += parameter.nbytes
 for module, count in counts.items():
     print(f"{module:20s} {count:12,} {count / counts.total():7.1%} {sizes[module]:14,} bytes")
+
+# %%
 every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
 tied = sorted(every - {name for name, _ in model.named_parameters()})
 buffers = sum(b.nbytes for b in model.buffers())

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 90
+#     minutes: 85
 #     cpu_seconds: 25
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
@@ -12,17 +12,18 @@
 # %% [markdown]
 # # 05 · What does each operation keep?
 #
-# **90 minutes.** You should know [lesson 01](01_where_did_the_memory_go.ipynb), the parts of a [transformer
+# **85 minutes.** You should know [lesson 01](01_where_did_the_memory_go.ipynb), the parts of a [transformer
 # block](../docs/glossary.md#transformer-block), and the derivative of a product. You need no GPU.
 #
-# This lesson derives what a block keeps for backward, tensor by tensor, then what the loss keeps. In the end one loop
-# settles whether GPT-2 XL keeps 60 GB. Symbols: b sequences of s tokens, hidden size h, a heads, L layers, vocabulary V.
+# This lesson derives what a block keeps for backward, tensor by tensor, then what the loss keeps. Symbols: b sequences
+# of s tokens, hidden size h, a heads, L layers, vocabulary V.
 
 # %% [markdown]
 # ## Operation by operation
-# An operation keeps only the tensors that its derivative needs. A GPT has eight operations: addition, division by a
-# number, a linear layer, GELU, softmax, dropout, LayerNorm, a product of two activations. Each one gets s·b·h numbers
-# in [bf16](../docs/glossary.md#fp16-and-bf16). **Your guess.** How many MB do all eight keep together?
+# An operation keeps only the tensors that its derivative needs: its
+# [activations](../docs/glossary.md#activations). A GPT has eight operations: addition, division by a number, a linear
+# layer, GELU, softmax, dropout, LayerNorm, a product of two activations. Each one gets s·b·h numbers in
+# [bf16](../docs/glossary.md#fp16-and-bf16). **Your guess.** How many MB do all eight keep together?
 
 # %%
 import torch
@@ -398,7 +399,8 @@ show(fig, "Eager attention adds most, SwiGLU comes second; no dropout takes 2 aw
 # bytes of random state, which the form leaves out.
 #
 # Predict each number before you choose: flash attention without dropout; autocast; GELU in single operations, as the
-# transformers library's GPT-2 writes it; both norms in single operations.
+# transformers library's GPT-2 writes it; both norms in single operations. (*torch.compile* is for [lesson
+# 07](07_torch_compile.ipynb).)
 
 # %%
 from course_utils.lessons.shared.living_block import living_block
@@ -527,7 +529,7 @@ for name, letters in sizes.items():
 # with 8 chunks?
 
 # %%
-s, b, h, a, L, V = 1024, 32, 1600, 25, 48, 50_257
+s, b, h, V = 1024, 32, 1600, 50_257
 print(f"one tensor of s·b·V numbers in bf16: {2 * s * b * V / 1e9:.1f} GB")
 predict("05.chunks", unit="GB")
 
@@ -627,164 +629,6 @@ recorded_times("loss")
 # kernels are launched. This recording cannot say which share each has. Take few chunks.
 
 # %% [markdown]
-# ## The 60 GB question
-# For GPT-2 XL and 32 sequences of 1,024 tokens, a footnote of the [ZeRO](../docs/glossary.md#zero) paper says
-# 12·h·b·s·L numbers, the "60 GB" that so many texts repeat ([Rajbhandari et al.
-# 2020](https://arxiv.org/abs/1910.02054), section 3.2). It does not say which twelve. **Your guess.** How many GB does
-# ZeRO's number leave out, with flash attention?
-
-# %%
-zero = 2 * 12 * h * b * s * L
-print(f"12·h·b·s·L in 16 bits: {zero / 1e9:.1f} GB")
-predict("05.sixty", unit="GB")
-
-# %% [markdown]
-# One loop answers this, and more. `GPT` has this lesson's blocks. Three of the loop's lines are choices: attention,
-# formats, and the loss.
-
-
-# %%
-class GPT(nn.Module):
-    def __init__(self, attention):
-        super().__init__()
-        self.tokens, self.positions = nn.Embedding(V, h), nn.Embedding(1024, h)
-        self.blocks = nn.ModuleList(Block(h, a, attention) for _ in range(L))
-        self.norm = nn.LayerNorm(h)
-
-    def forward(self, ids):
-        x = F.dropout(self.tokens(ids) + self.positions.weight[: ids.shape[1]], 0.1)
-        for block in self.blocks:
-            x = block(x)
-        return self.norm(x)
-
-    def head(self, x):  # shares the embedding's weights
-        return F.linear(x, self.tokens.weight)
-
-
-# %%
-def weigh(attention=flash, autocast=False, chunks=1):
-    """Bytes that forward keeps, and the peak of the second step."""
-    with on_gpu(needs="420 GB"):
-        start = torch.cuda.memory_allocated()  # what earlier cells have left
-        weights = torch.float32 if autocast else torch.bfloat16
-        model = GPT(attention).to("cuda", weights)
-        optimizer = torch.optim.AdamW(model.parameters())
-        ids = torch.randint(V, (b, s), device="cuda")
-        for _ in range(2):
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
-            with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
-                x = model(ids)
-                kept = torch.cuda.memory_allocated() - before
-                loss = chunked_loss(model.head, x.flatten(0, 1), ids.flatten(), chunks)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            del x, loss
-        return kept, torch.cuda.max_memory_allocated() - start
-
-
-# %%
-weighed = {
-    "flash": weigh(),
-    "eager": weigh(attention=eager),
-    "flash, autocast": weigh(autocast=True),  # change this: chunks=8
-}
-for name, (kept, peak) in weighed.items():
-    print(f"{name:15s} {kept / 1e9:5.1f} GB kept, peak {peak / 1e9:5.1f} GB")
-flash_kept = weighed["flash"][0]
-reveal("05.sixty", flash_kept - zero)
-
-# %% [markdown]
-# Neither kernel keeps 60 GB. (The counter includes autocast's 16-bit copy of the weights, 3 GB.) One choice of tensors
-# from the picture gives exactly ZeRO's 24 bytes: inputs of four matrices 14, queries, keys and values 6, inputs of two
-# norms 4. What is missing?
-
-# %%
-unit = s * b * h * L
-missing = {
-    "GELU's input 8, dropout masks 2": 10 * unit,
-    "norms' statistics, flash's logsumexp": (16 + 4 * a) * s * b * L,
-    "outside: a mask 1, inputs of norm and head 2 + 2": 5 * s * b * h + 8 * s * b,
-}
-missing["left over"] = flash_kept - zero - sum(missing.values())
-for name, kept in missing.items():
-    print(f"{name:49s} {kept / 1e9:6.3f} GB")
-
-# %% [markdown]
-# **The gap** is closed. What is left over is the allocator's: blocks are a little larger than their tensors. Eager
-# attention adds 5·a·s/h bytes per s·b·h, by far the larger part.
-#
-# A `TrainingRun` says the same training in one line, and `estimate` is the course's closed form for it:
-
-# %%
-from course_utils import TrainingRun, estimate
-
-run = TrainingRun("gpt2-xl", micro_batch=32, precision="bf16", attention="flash")
-runs = {"flash": run, "eager": run.replace(attention="eager")}
-runs["flash, autocast"] = run.replace(precision="amp-bf16")
-for name, same in runs.items():
-    total, peak = estimate(same).total, weighed[name][1]
-    print(f"{name:15s} {total / 1e9:5.1f} GB estimated, the gap {(total - peak) / 1e6:+.0f} MB")
-
-# %% [markdown]
-# **The gap** is blocks again. Put `chunks=8` for `autocast=True` in the loop, and `loss_chunks=8` for the precision in
-# the run. Predict the peak. Does forward keep less? Then try eager attention under autocast.
-#
-# ### Other texts' figures
-# A lecture, after the [Ultra-Scale Playbook](https://huggingface.co/spaces/nanotron/ultrascale-playbook), gives more
-# figures. For one sequence of 4,096 tokens, Llama-3 8B has 97 GB of [activations](../docs/glossary.md#activations), 17
-# GB with [selective recomputation](../docs/glossary.md#selective-recomputation), 1 GB with full, and up to 1,500 GB for
-# long sequences. A model of 10⁹ parameters takes 16 GB of states, and 25 GB with 8,192 tokens and selective
-# recomputation. Here is where they come from:
-
-
-# %%
-def gpt(L, s, h, a):
-    return L * s * (34 * h + 5 * a * s)
-
-
-said = {  # Llama-3 8B has 32 layers, h = 4,096, 32 heads, kv = 1,024, and ffn = 14,336
-    "97: GPT's formula, eager attention": gpt(L=32, s=4096, h=4096, a=32),
-    "17: without s²": gpt(L=32, s=4096, h=4096, a=0),
-    "1: one input per block": 32 * 2 * 4096 * 4096,
-    "… left out, the block that is recomputed": gpt(L=1, s=4096, h=4096, a=32),
-    "… left out, the loss: fp32 log-softmax": 4 * 4096 * 128_256,
-    "up to 1,500: the first at s = 16,384": gpt(L=32, s=16_384, h=4096, a=32),
-    "a real Llama's blocks with flash": 32 * 4096 * (12 * 4096 + 4 * 1024 + 8 * 14_336),
-    "25: 16 bytes · 10⁹": 16 * 10**9,
-    "… and 34·s·h·L of Llama 3.2 1B": gpt(L=16, s=8192, h=2048, a=0),
-    "ZeRO's 60, by GPT's formula, s = 1,000": 32 * gpt(L=48, s=1000, h=1600, a=25),
-}
-for name, each in said.items():
-    print(f"{name:42s} {each / 2**30:8,.1f} GiB = {each / 1e9:8,.1f} GB")
-
-# %% [markdown]
-# So the lecture's "GB" are GiB, by the formula of a *GPT* with eager attention. Nearly all of the 97 is 5·a·s²·b, which
-# a flash kernel never keeps. A real Llama keeps a fifth, and nothing is recomputed. The sum for 8,192 tokens mixes two
-# models: states of 10⁹ parameters, and activations of a larger one.
-#
-# The lecture also says "over 50 GB" for one sequence of 4,096 tokens of a small Llama, states included. In which
-# recipe?
-
-# %%
-small = TrainingRun("llama3.2-1b", micro_batch=1, seq_len=4096)
-recipes = [
-    ("fp32", "eager"),
-    ("amp-bf16", "eager"),
-    ("bf16-master", "eager"),
-    ("amp-bf16", "flash"),
-]
-for precision, kernel in recipes:  # change this
-    total = estimate(small.replace(precision=precision, attention=kernel)).total
-    print(f"{precision:11s} {kernel} attention: {total / 1e9:.1f} GB, estimated")
-
-# %% [markdown]
-# In fp32 or under autocast a step with eager attention takes more than 50 GB. With 16-bit weights, or with a fused
-# kernel, it takes less. The kernel and the recipe belong to every figure. [Lesson 18](18_who_is_right.ipynb) judges nine
-# calculators.
-
-# %% [markdown]
 # ## The script's next lines
 # The script of lesson 01 has been in autocast since [lesson 03](03_mixed_precision.ipynb). Now compute its loss in 8
 # chunks. **Predict** the peak. Then make the change in `my_train.py`, save, and run the cell again.
@@ -823,7 +667,8 @@ activation_map("llama3.2-1b", gpu="A100-80GB")  # change this
 
 # %% [markdown]
 # ## In your own script
-# Compute the loss of a large vocabulary in chunks, so that only one chunk's logits exist at a time.
+# Compute the loss of a large vocabulary in chunks, so that only one chunk's logits exist at a time. `features` are what
+# your head reads: the last block's output, after its norm.
 
 # %%
 import torch
@@ -843,8 +688,9 @@ def chunked_loss(head, features, targets, chunks=8, ignore=-100):
 
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
-head = torch.nn.Linear(64, 50_000, bias=False, device=device)  # in your script, the model's own
-# the last block's output, after its norm
+
+# %%
+head = torch.nn.Linear(64, 50_000, bias=False, device=device)  # yours
 features = torch.randn(1024, 64, device=device, requires_grad=True)
 loss = chunked_loss(head, features, torch.randint(50_000, (1024,), device=device))
 loss.backward()
@@ -869,6 +715,7 @@ quiz(5)
 # with flash: s·b·(12·h + 4·kv + 8·ffn) · loss: 2·s·b·V, autocast 6, fp32 logits 4; in c chunks none of it stays, for
 # 2·s·b·h·V FLOPs.
 #
-# This lesson corrects claims 3, 9, 10, 11 and 28 of [what the sources got wrong](../docs/errata.md).
+# This lesson corrects claim 28 of [what the sources got wrong](../docs/errata.md). [Lesson 18](18_who_is_right.ipynb)
+# asks whether GPT-2 XL keeps 60 GB.
 #
 # Now solve the [exercises of this lesson](../exercises/05_activations.ipynb).

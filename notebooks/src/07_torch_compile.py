@@ -386,8 +386,20 @@ for name, size in closed.items():
 # Is this better than the chunks of lesson 05? They need no compiler, and leave an eighth of the logits. But they compute
 # the logits a second time. Both together leave an eighth of 2 bytes.
 #
-# And the blocks? Each saves 2·s·b·h bytes: instead of the fp32 sum in its middle, which the second norm reads, the
-# compiler keeps the 16-bit result of attention that went into the sum. On the H200:
+# And the blocks? Here is one in the picture of [lesson 05](05_activations.ipynb). A row is a tensor that a compiled
+# kernel still writes. Predict which rows come back without the compiler, then change the line.
+
+# %%
+from course_utils.lessons.shared.block_picture import draw_block
+
+with on_gpu(), torch.autocast("cuda", torch.bfloat16):
+    x = torch.randn(8, 512, h, device="cuda", requires_grad=True)
+    picture = draw_block(Block().to("cuda"), x, compile=True)  # change this: False
+picture
+
+# %% [markdown]
+# What vanished: the norms' fp32 outputs, and the fp32 sum in the middle, which the second norm reads. Instead of that
+# sum, the compiler keeps the 16-bit output of `out`, which went into it. So each block saves 2·s·b·h bytes. On the H200:
 
 # %%
 saved = WAYS["eager"]["peak"] - WAYS["each block"]["peak"]

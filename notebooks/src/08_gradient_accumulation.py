@@ -515,23 +515,10 @@ reveal("08.memory", weighed[4])
 # micro-batches of 1?
 
 # %%
-import matplotlib.pyplot as plt
-
-from course_utils.figures import show
-
-fig, ax = plt.subplots(figsize=(7.5, 3.2))
-curves = {"64 sequences, cut": recorded.SPLIT, "compiled, one micro-batch": recorded.COMPILED}
-for (name, steps), marker in zip(curves.items(), "os"):
-    ax.plot(list(steps), [step.speed / 1e3 for step in steps.values()], marker=marker, label=name)
-ax.set_xscale("log", base=2)
-ax.set_xticks(list(recorded.SPLIT), list(recorded.SPLIT))
-ax.legend()
-ax.set(xlabel="sequences in a micro-batch", ylabel="thousand tokens per second", ylim=0)
-ax.set(title="From 8 sequences on, a larger micro-batch buys little speed")
-show(fig, f"Both curves rise steeply, up to 4 or 8 sequences, then slowly; {recorded.PROVENANCE}.")
 slow, fast = recorded.SPLIT[1].speed, recorded.SPLIT[64].speed
 print(f"64 × 1 takes {fast / slow:.1f} times as long as 1 × 64", end="; ")
 print(f"16 × 4 takes {fast / recorded.SPLIT[4].speed:.2f} times as long")
+recorded.draw_speeds("From 8 sequences on, a larger micro-batch buys little speed")
 
 # %% [markdown]
 # Below the knee, half as many sequences take nearly as long: the kernels are so short that they probably end before
@@ -650,5 +637,5 @@ quiz(8)
 #
 # This lesson corrects claim 15 of [what the sources got wrong](../docs/errata.md).
 #
-# Now solve [exercises 1 and 2](../exercises/08_gradient_accumulation.ipynb). Then, if you like, [lesson
+# Now solve [exercises 1 to 3](../exercises/08_gradient_accumulation.ipynb). Then, if you like, [lesson
 # 09](09_large_batches.ipynb): large batches and their learning rate.

@@ -543,4 +543,4 @@ print(f"noise scale: {k * b * (short - long) / (k * long - short):.0f} examples"
 #
 # This lesson corrects claims 17 and 18 of [what the sources got wrong](../docs/errata.md).
 #
-# Now solve exercises 3 and 4 of [lessons 08 and 09](../exercises/08_gradient_accumulation.ipynb).
+# Now solve exercise 4 of [lessons 08 and 09](../exercises/08_gradient_accumulation.ipynb).

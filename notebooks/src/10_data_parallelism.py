@@ -469,7 +469,7 @@ time_axis(rows, {}, [], title, xlabel="seconds", provenance=source)
 
 # %% [markdown]
 # What counts is the *exposed* time: a step's length, minus that of a step without exchange. The last bucket is ready
-# only when backward ends, so its transfer is always exposed.
+# only when backward ends, so its transfer is always exposed. (Exercise 1 computes it for any buckets.)
 #
 # Is your step with small buckets no faster than that with one? Then overlap did not pay here. An exchange takes cores
 # from backward on a CPU, and multiprocessors and memory bandwidth on a GPU. Two processes on a busy processor show that
@@ -530,7 +530,7 @@ bars(ways, title, provenance="max_memory_allocated() until backward ends, rank 0
 # makes a new tensor next to the bucket, so views save nothing until the last micro-batch.
 # `zero_grad(set_to_none=False)` writes zeros into the view instead, and gradients add up *in* the bucket. So with views
 # *and* accumulation, clear that way. (Does a third micro-batch cost more than the second? And look at step 2 instead of
-# step 3: DDP has just made its buckets anew, and the gradients still are views of the old ones.)
+# step 3: as it begins, DDP makes its buckets anew, next to the old ones with the gradients that it copies.)
 #
 # Without `no_sync`, memory is as low, but each micro-batch is sent: k times the bytes.
 
@@ -712,10 +712,12 @@ bars(seconds, title, unit="s", provenance=source)
 # by kind. Here is rank 0 of 2, on the simulated GPU, then counted in two real processes on your processor.
 
 # %%
-from course_utils import compare
-from course_utils.models import TransformerConfig
+from dataclasses import replace
 
-small = TransformerConfig("small", "gpt2", 6, 256, 4, vocab=512, max_positions=128)
+from course_utils import compare
+
+sizes = {"layers": 6, "hidden": 256, "heads": 4, "ffn": 1024, "vocab": 512, "max_positions": 128}
+small = replace(xl.model, name="small", kv_heads=4, dropout=0.0, **sizes)
 run = TrainingRun(small, 1, 128, "fp32", attention="eager", world_size=2)
 compare(run, "simulated")
 

@@ -219,7 +219,8 @@ for device in ("cuda", "meta"):
     print(f"built on {device}: peak {peak / 1e6:.0f} MB; 4Ψ/8 = {4 * psi / 8e6:.0f} MB")
 
 # %% [markdown]
-# `to_empty` leaves garbage in the weights, so initialize them or load a checkpoint afterwards (*In your own script*).
+# `to_empty` leaves garbage in the weights. So initialize them afterwards (*In your own script*), or load a checkpoint
+# (exercise 1).
 #
 # ### A mesh of two dimensions
 # Gathers are fast inside a machine and slow between machines. *Hybrid* sharding (HSDP) shards over S ranks, say those of
@@ -326,8 +327,32 @@ for rank, found in enumerate(run_ranks(halves, world_size=2, gradients=gradients
 
 # %% [markdown]
 # ## The same loss on real ranks
-# Bytes can be simulated, but values need real processes. `SentBytes` sees each *collective*, an exchange among all
-# ranks, and adds up its bytes. (torch's `CommDebugMode` counts how many there are.)
+# Bytes can be simulated, but values need real processes. A *dispatch mode* sees each operator, so also each
+# *collective*, an exchange among all ranks. (torch's `CommDebugMode` counts how many there are.) This one adds up
+# their bytes:
+
+
+# %%
+def sent_bytes():
+    """A mode that adds up, in `by_kind`, the bytes that each rank sends."""
+    from collections import Counter
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class SentBytes(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func.name() == "c10d::_allgather_base_":
+                self.by_kind["all-gather"] += args[0].nbytes  # the whole output
+            elif func.name() == "c10d::_reduce_scatter_base_":
+                self.by_kind["reduce-scatter"] += args[1].nbytes  # the whole input
+            elif func.name() == "c10d::allreduce_":
+                self.by_kind["all-reduce"] += 2 * sum(part.nbytes for part in args[0])
+            elif func.name() == "c10d::broadcast_":
+                self.by_kind["broadcast"] += sum(part.nbytes for part in args[0])
+            return func(*args, **(kwargs or {}))
+
+    mode = SentBytes()
+    mode.by_kind = Counter()
+    return mode
 
 
 # %%
@@ -336,13 +361,11 @@ def one_step(wrap, *choices):
     import torch
     from torch import distributed as dist, nn
 
-    from course_utils.lessons.sharding.sent import SentBytes
-
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(250, 1001), nn.GELU(), nn.Linear(1001, 250))
     model, optimizer = wrap(model, *choices)
     x = torch.randn(8, 250).chunk(dist.get_world_size())[dist.get_rank()]
-    with SentBytes() as sent:
+    with sent_bytes() as sent:
         loss = (model(x) - x).square().mean()
         loss.backward()
         optimizer.step()

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 55
+#     minutes: 65
 #     cpu_seconds: 20
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
@@ -12,7 +12,7 @@
 # %% [markdown]
 # # 18 · Who is right?
 #
-# **55 minutes.** You should know what a block keeps ([lesson 05](05_activations.ipynb)), what recomputation leaves
+# **65 minutes.** You should know what a block keeps ([lesson 05](05_activations.ipynb)), what recomputation leaves
 # ([lesson 06](06_recomputation.ipynb)), and what autocast adds ([lesson 03](03_mixed_precision.ipynb)). You need no
 # GPU.
 #
@@ -286,6 +286,97 @@ for name, percent in off.items():
 # logits, the gradient of the loss, or eager attention's scores. "12hbsL" is low even at home.
 
 # %% [markdown]
+# ## The 60 GB question
+# For GPT-2 XL and 32 sequences of 1,024 tokens, a footnote of the ZeRO paper says 12·h·b·s·L numbers, the "60 GB" that
+# so many texts repeat ([Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054), section 3.2). It does not say which
+# twelve. **Your guess.** How many GB does ZeRO's number leave out, with flash attention and everything in 16 bits?
+
+# %%
+plain = xl.replace(precision="bf16-master")
+b, s, h, a, L = plain.micro_batch, plain.seq_len, 1600, 25, 48
+zero = 2 * 12 * h * b * s * L
+print(f"12·h·b·s·L in 16 bits: {zero / 1e9:.1f} GB")
+predict("18.sixty", unit="GB")
+
+# %%
+kept = {}
+for attention in ("flash", "eager"):
+    step = measure(plain.replace(attention=attention))
+    kept[attention] = step.moments["end of forward"]["activations"]
+    print(f"{attention}: {kept[attention] / 1e9:.1f} GB kept when forward ends ({step.provenance})")
+reveal("18.sixty", kept["flash"] - zero)
+
+# %% [markdown]
+# Neither kernel keeps 60 GB. One choice of tensors from [lesson 05](05_activations.ipynb)'s picture gives exactly
+# ZeRO's 24 bytes: inputs of four matrices 14, queries, keys and values 6, inputs of two norms 4. What is missing?
+
+# %%
+missing = {
+    "GELU's input 8, dropout masks 2": 10 * s * b * h * L,
+    "norms' statistics, flash's logsumexp": (16 + 4 * a) * s * b * L,
+    "outside: a mask 1, inputs of norm and head 2 + 2": 5 * s * b * h + 8 * s * b,
+}
+missing["left over"] = kept["flash"] - zero - sum(missing.values())
+missing["eager: 5·a·s/h more, and no logsumexp"] = (5 * s - 4) * a * s * b * L
+missing["left over with eager"] = kept["eager"] - kept["flash"] - list(missing.values())[-1]
+for name, size in missing.items():
+    print(f"{name:49s} {size / 1e9:8.4f} GB")
+
+# %% [markdown]
+# **The gap** is closed. What is left over is the random state that a flash kernel keeps, and eager attention's causal
+# mask.
+#
+# ### Other texts' figures
+# A lecture, after the [Ultra-Scale Playbook](https://huggingface.co/spaces/nanotron/ultrascale-playbook), gives more
+# figures. For one sequence of 4,096 tokens, Llama-3 8B has 97 GB of [activations](../docs/glossary.md#activations), 17
+# GB with [selective recomputation](../docs/glossary.md#selective-recomputation), 1 GB with full, and up to 1,500 GB for
+# long sequences. A model of 10⁹ parameters takes 16 GB of states, and 25 GB with 8,192 tokens and selective
+# recomputation. Here is where they come from:
+
+
+# %%
+def gpt(L, s, h, a):
+    return L * s * (34 * h + 5 * a * s)
+
+
+said = {  # Llama-3 8B has 32 layers, h = 4,096, 32 heads, kv = 1,024, and ffn = 14,336
+    "97: GPT's formula, eager attention": gpt(L=32, s=4096, h=4096, a=32),
+    "17: without s²": gpt(L=32, s=4096, h=4096, a=0),
+    "1: one input per block": 32 * 2 * 4096 * 4096,
+    "… left out, the block that is recomputed": gpt(L=1, s=4096, h=4096, a=32),
+    "… left out, the loss: fp32 log-softmax": 4 * 4096 * 128_256,
+    "up to 1,500: the first at s = 16,384": gpt(L=32, s=16_384, h=4096, a=32),
+    "a real Llama's blocks with flash": 32 * 4096 * (12 * 4096 + 4 * 1024 + 8 * 14_336),
+    "25: 16 bytes · 10⁹": 16 * 10**9,
+    "… and 34·s·h·L of Llama 3.2 1B": gpt(L=16, s=8192, h=2048, a=0),
+    "ZeRO's 60, by GPT's formula, s = 1,000": 32 * gpt(L=48, s=1000, h=1600, a=25),
+}
+for name, size in said.items():
+    print(f"{name:42s} {size / 2**30:8,.1f} GiB = {size / 1e9:8,.1f} GB")
+
+# %% [markdown]
+# So the lecture's "GB" are GiB, by the formula of a *GPT* with eager attention. Nearly all of the 97 is 5·a·s²·b, which
+# a flash kernel never keeps. A real Llama keeps a fifth, and nothing is recomputed. The sum for 8,192 tokens mixes two
+# models: states of 10⁹ parameters, and activations of a larger one.
+#
+# The lecture also says "over 50 GB" for one sequence of 4,096 tokens of a small Llama, states included. In which
+# recipe?
+
+# %%
+from course_utils import estimate
+
+small = TrainingRun("llama3.2-1b", micro_batch=1, seq_len=4096)
+for kernel in ("eager", "flash"):
+    for precision in ("fp32", "amp-bf16", "bf16-master"):
+        if kernel == "eager" or precision != "fp32":  # there is no flash kernel for fp32
+            total = estimate(small.replace(precision=precision, attention=kernel)).total
+            print(f"{precision:11s} {kernel} attention: {total / 1e9:.1f} GB, estimated")
+
+# %% [markdown]
+# In fp32 or under autocast, a step with eager attention takes more than 50 GB. With 16-bit weights, or with a fused
+# kernel, it takes less. The kernel and the recipe belong to every figure.
+
+# %% [markdown]
 # ## Another GB
 # Not every difference is a term. [DeepSpeed's documentation](https://deepspeed.readthedocs.io/en/latest/memory.html)
 # gives "15.93GB" for a T5 of 2,851 million parameters on 8 GPUs under ZeRO-2. **Your guess.** How many GB is it?
@@ -337,7 +428,6 @@ three_ways(xl, measured["GPT-2 XL"])
 three_ways(llama, measured["Llama 3.1 8B"])
 
 # %%
-from course_utils import estimate
 from course_utils.lessons.calculators.calculators import autocast_formula, outside_blocks
 from course_utils.measuring.compare import Comparison
 

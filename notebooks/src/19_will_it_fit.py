@@ -371,7 +371,7 @@ for name, one in chosen.items():
 # Each has a price. Pure [bf16](../docs/glossary.md#fp16-and-bf16) rounds small updates away ([lesson
 # 03](03_mixed_precision.ipynb)). [Adafactor](../docs/glossary.md#adafactor) is another optimizer ([lesson
 # 02](02_adam.ipynb)). [LoRA](../docs/glossary.md#lora) freezes the weights and trains two thin matrices next to each
-# ([lesson 16](16_lora_and_quantization.ipynb)). `fit` knows bytes and seconds, but not what the model learns.
+# ([lesson 16](16_lora.ipynb)). `fit` knows bytes and seconds, but not what the model learns.
 #
 # ## … and on eight
 # Eight such cards, linked, 64 sequences per step. The training need not change, because states can be *sharded*: each

@@ -171,12 +171,8 @@ stack(rows, f"By estimate {less} less memory, for {more} more arithmetic", capac
 # %% tags=["hide-output"]
 rows = {name: measure(one) for name, one in policies.items()}
 less = percent(1 - rows["full"].peak / rows["none"].peak)
-stack(
-    rows,
-    f"{less} less, {rows['full'].word}",
-    capacity=card,
-    provenance=str(rows["full"].provenance),
-)
+title, origin = f"{less} less, {rows['full'].word}", str(rows["full"].provenance)
+stack(rows, title, capacity=card, provenance=origin)
 
 # %% [markdown]
 # <details><summary>What it shows</summary>

@@ -181,33 +181,43 @@ check.update_in_backward(update_in_backward)
 
 
 # %% tags=["solution"]
+def step_after_backward(weights, rate):
+    """Return a plain loop's step, with fp32 masters of all weights."""
+    masters = [torch.nn.Parameter(p.detach().float()) for p in weights]
+    optimizer = torch.optim.AdamW(masters, lr=rate)
+
+    def step():
+        for p, master in zip(weights, masters, strict=True):
+            master.grad, p.grad = p.grad.float(), None
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+# %% tags=["solution"]
 import gc
 
 
-def after_backward(hooks):
+def after_backward(prepare):
     gc.collect()  # hooks and parameters keep each other until then
     before = torch.cuda.memory_allocated()
     model = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048) for _ in range(8)))
     weights = list(model.to("cuda", torch.bfloat16).parameters())
-    masters = [] if hooks else [torch.nn.Parameter(p.detach().float()) for p in weights]
-    optimizer = torch.optim.AdamW(masters, lr=1e-3) if masters else None
-    if hooks:
-        update_in_backward(weights, 1e-3)
+    step = prepare(weights, 1e-3)  # hooks need none
     for _ in range(2):
         x = torch.randn(8, 2048, device="cuda", dtype=torch.bfloat16)
         model(x).square().mean().backward()
         kept = torch.cuda.memory_allocated() - before
-        for p, master in zip(weights, masters, strict=not hooks):
-            master.grad, p.grad = p.grad.float(), None
-        if optimizer:
-            optimizer.step()
-            optimizer.zero_grad()
+        if step:
+            step()
     return kept / sum(p.numel() for p in weights)
 
 
+# %% tags=["solution"]
 with on_gpu():
-    after_backward(hooks=True)  # the first run also makes cuBLAS's workspaces
-    plain, hooked = after_backward(hooks=False), after_backward(hooks=True)
+    after_backward(update_in_backward)  # the first run also makes cuBLAS's workspaces
+    plain, hooked = after_backward(step_after_backward), after_backward(update_in_backward)
 print(f"after backward {plain:.1f} bytes per parameter with a plain loop, {hooked:.1f} with hooks")
 
 # %% [markdown]
@@ -237,23 +247,18 @@ class Factored(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self):
-        """Update every parameter that has a gradient."""
-        ### BEGIN SOLUTION Update the parameters; keep a row and a column per matrix.
+        ### BEGIN SOLUTION Update each parameter that has a gradient, by a row and a column.
         for group in self.param_groups:
             for p in (p for p in group["params"] if p.grad is not None):
-                state = self.state[p]
-                squares = p.grad.square() + 1e-30
-                new = {"v": squares}
+                state, new = self.state[p], [p.grad.square() + 1e-30]
                 if p.ndim == 2:
-                    row, column = squares.mean(1, keepdim=True), squares.mean(0, keepdim=True)
-                    new = {"row": row, "column": column}
+                    new = [new[0].mean(1, keepdim=True), new[0].mean(0, keepdim=True)]
                 state["t"] = state.get("t", 0) + 1
-                for name, mean in new.items():
+                for name, mean in zip(("row", "column"), new, strict=False):  # no matrix: one "row"
                     state.setdefault(name, torch.zeros_like(mean)).lerp_(mean, state["t"] ** -0.8)
+                v = state["row"]
                 if p.ndim == 2:
-                    v = state["row"] / state["row"].mean() * state["column"]
-                else:
-                    v = state["v"]
+                    v = v / v.mean() * state["column"]
                 p.sub_(p.grad / v.sqrt(), alpha=group["lr"])
         ### END SOLUTION
 

@@ -143,29 +143,20 @@ print("GPT-3's shape:", count(gpt_3))
 
 # %%
 class Block(nn.Module):
-    """One block of a Llama, without positions: attention and MLP, each after a norm, each added to
-    its input.
-    """
-
     def __init__(self, h: int, heads: int, kv_heads: int, f: int) -> None:
         super().__init__()
         ### BEGIN SOLUTION Make the six modules.
         self.heads, self.width = (heads, kv_heads, kv_heads), h // heads
-        self.norm1 = nn.RMSNorm(h)
-        self.norm2 = nn.RMSNorm(h)
-        self.output = nn.Linear(h, h, bias=False)
+        self.norm1, self.norm2 = nn.RMSNorm(h), nn.RMSNorm(h)
         self.qkv = nn.Linear(h, sum(self.heads) * self.width, bias=False)
+        self.output = nn.Linear(h, h, bias=False)
         self.gate_up, self.down = nn.Linear(h, 2 * f, bias=False), nn.Linear(f, h, bias=False)
         ### END SOLUTION
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         ### BEGIN SOLUTION Return a tensor of the shape of x.
-        parts = (
-            self.qkv(self.norm1(x))
-            .unflatten(-1, (-1, self.width))
-            .transpose(1, 2)
-            .split(self.heads, dim=1)
-        )
+        every = self.qkv(self.norm1(x)).unflatten(-1, (-1, self.width)).transpose(1, 2)
+        parts = every.split(self.heads, dim=1)
         y = F.scaled_dot_product_attention(*parts, is_causal=True, enable_gqa=True)
         x = x + self.output(y.transpose(1, 2).flatten(2))
         gate, up = self.gate_up(self.norm2(x)).chunk(2, dim=-1)

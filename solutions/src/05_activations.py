@@ -19,6 +19,9 @@
 # (“Run All Cells” stops at the first unsolved check.)
 
 # %%
+from contextlib import contextmanager
+from functools import partial
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -110,11 +113,8 @@ for name, kept in {"by hand": by_hand, "built in": built_in}.items():
 # Inside `with names_running(model) as running:`, the list `running` holds the names of the modules whose forward is
 # running. (You need not read how it does that.) A storage may be an element of a set.
 
+
 # %%
-from contextlib import contextmanager
-from functools import partial
-
-
 @contextmanager
 def names_running(model):
     """Yield a list with the names of the modules whose forward is running, the innermost last."""
@@ -323,8 +323,6 @@ print(per_logit(lambda logits, targets: F.cross_entropy(logits.float(), targets)
 
 # %%
 class LeanLoss(torch.autograd.Function):
-    """Mean fp32 cross-entropy of bf16 logits; keeps 2 bytes per logit, a few numbers per token."""
-
     @staticmethod
     def forward(ctx, logits, targets):
         ### BEGIN SOLUTION Save what backward needs, and return the mean loss.

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 91
+#     minutes: 107
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,8 +11,8 @@
 # %% [markdown]
 # # Exercises 08 · Gradient accumulation and large batches
 #
-# **91 minutes** for all four; each one says its own. You should know what [lesson
-# 08](../notebooks/08_gradient_accumulation.ipynb) shows, and from exercise 3 on [lesson
+# **107 minutes** for all four; each one says its own. You should know what [lesson
+# 08](../notebooks/08_gradient_accumulation.ipynb) shows, and for exercise 4 [lesson
 # 09](../notebooks/09_large_batches.ipynb). No GPU is needed.
 #
 # Each exercise asks for one function. Write it, run the cell, then run the check below it. A check tells you what is
@@ -22,10 +22,10 @@
 # %%
 from functools import partial
 from itertools import islice
-from math import sqrt
 
 import torch
 from torch.nn.functional import cross_entropy
+from torch.nn.utils import clip_grad_norm_
 
 from course_utils.lessons.accumulation import checks as check
 from course_utils.lessons.accumulation.micro_batches import mean_loss
@@ -63,15 +63,13 @@ for reduction in ("mean", "sum"):
 def train_pass(model, optimizer, loader, k: int) -> list[float]:
     """Step once per k micro-batches of a stream, on all their tokens' mean; return these means."""
     ### BEGIN SOLUTION Return a list with one number for each step.
-    stream = iter(loader)
     losses, size = [], k
     while size:
         total = count = size = 0
-        for tokens, targets in islice(stream, k):
+        for tokens, targets in islice(loader, k):
             loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="sum")
             loss.backward()
-            total = total + loss.item()
-            count = count + (targets != -100).sum().item()
+            total, count = total + loss.item(), count + (targets != -100).sum().item()
             size = size + 1
         if count:
             for weight in model.parameters():
@@ -201,35 +199,116 @@ check.add_up_in_fp32(add_up_in_fp32)
 # FSDP use such hooks. With one micro-batch per step you could step inside the hook and need no fp32 gradient at all.
 # With several, the sum must wait.
 
+
+# %% tags=["solution"]
+def after_backward(weights, masters):
+    for weight, master in zip(weights, masters, strict=True):
+        master.grad = weight.grad.float() + (0 if master.grad is None else master.grad)
+        weight.grad = None
+
+
 # %% tags=["solution"]
 from course_utils import on_gpu
 
 with on_gpu():
-    for hooked in (False, True):
-        layers = [
+    for where in ("after backward", "in hooks"):
+        linear = [
             torch.nn.Linear(2048, 2048, bias=False).to("cuda", torch.bfloat16) for _ in range(8)
         ]
-        weights = [layer.weight for layer in layers]
+        weights = [layer.weight for layer in linear]
         masters = [weight.detach().float() for weight in weights]
-        handles = add_up_in_fp32(weights, masters) if hooked else []
+        handles = add_up_in_fp32(weights, masters) if where == "in hooks" else []
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         for x in torch.randn(2, 8, 2048, device="cuda", dtype=torch.bfloat16):
-            torch.nn.Sequential(*layers)(x).sum().backward()
-            if hooked:
-                continue
-            for weight, master in zip(weights, masters, strict=True):
-                if master.grad is None:
-                    master.grad = weight.grad.float()
-                else:
-                    master.grad = master.grad + weight.grad
-                weight.grad = None
+            torch.nn.Sequential(*linear)(x).sum().backward()
+            if where == "after backward":
+                after_backward(weights, masters)
         peak = (torch.cuda.max_memory_allocated() - before) / 1e6
-        where = "in hooks" if hooked else "after backward"
         print(f"{where:15} {peak:.0f} MB more at the peak")
 
 # %% [markdown]
-# ## 3 · The noise scale for nothing
+# ## 3 · A scale of your own
+# **Difficulty** ●●●○○ · **25 minutes** · **Trains** what happens once per step, and what to do if a gradient overflows
+#
+# Take one step with a scaled loss, without `GradScaler`.
+#
+# - `parts` is a list of k micro-batches. `mean_loss(model, part)` is the loss of one. The step's gradient is that of
+#   the mean of the k losses.
+# - `state` is a dictionary. Multiply losses by its `scale`. Its `good` counts good steps. You change both.
+# - If a number of the sum of gradients is infinite or NaN, take no step. Then the scale is halved, and `good` is 0.
+# - Otherwise the optimizer steps with gradients of their own size, clipped to the length `longest` (`clip_grad_norm_`).
+#   `good` is one more. When it reaches `every`, the scale is doubled, and `good` is 0.
+# - In both cases, every `.grad` is None at the end. Some weights are unused.
+# - Return True if the optimizer has stepped, else False.
+
+
+# %%
+def scaled_step(model, optimizer, parts, state: dict, longest: float, every: int) -> bool:
+    """Take a step with a scaled loss, or none if a gradient overflows; keep `state` up to date."""
+    ### BEGIN SOLUTION Return True or False.
+    for part in parts:
+        (mean_loss(model, part) * state["scale"] / len(parts)).backward()
+    used = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    finite = all(gradient.isfinite().all().item() for gradient in used)
+    state["good"] = state["good"] + 1 if finite else 0
+    if finite:
+        for gradient in used:
+            gradient /= state["scale"]
+        clip_grad_norm_(model.parameters(), longest)
+        optimizer.step()
+    if not finite or state["good"] == every:
+        state["scale"] *= 2 if finite else 0.5
+        state["good"] = 0
+    optimizer.zero_grad()
+    return finite
+    ### END SOLUTION
+
+
+# %%
+check.scaled_step(scaled_step)
+
+# %% [markdown]
+# <details><summary>Hint 1: where to start</summary>
+#
+# First write the step as if nothing could overflow: k times backward, then divide, clip, step and clear, each once.
+#
+# </details>
+# <details><summary>Hint 2: is it finite?</summary>
+#
+# `tensor.isfinite().all()` is a tensor of one truth value. One infinite number in one gradient of one micro-batch is
+# enough: it stays in the sum. So look once, at the sum, before you divide.
+#
+# </details>
+# <details><summary>Hint 3: almost there</summary>
+#
+# The scale of a step must not change before its gradients have been divided. So change it last. A step that was left out
+# has gradients, too: clear them.
+#
+# </details>
+
+# %% [markdown] tags=["explanation"]
+# ### Why
+# `GradScaler` does this: `unscale_` divides and looks, `step` steps or not, `update` changes the scale. It doubles after
+# 2,000 good steps, and its first scale is 65,536. So a training in fp16 often leaves out its first steps, and one now and
+# then. All k micro-batches share one scale, and one overflow costs all of them.
+#
+# bf16 has the range of fp32, so it needs no scale.
+
+# %% tags=["solution"]
+model = language_model()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+limit = torch.finfo(torch.float16).max
+for weight in model.parameters():  # as if gradients were in fp16
+    weight.register_hook(lambda gradient: gradient.masked_fill(gradient.abs() > limit, torch.inf))
+state = {"scale": 2.0**20, "good": 0}
+for step in range(12):
+    scale, parts = state["scale"], list(batches(4, 4, seed=step))
+    stepped = scaled_step(model, optimizer, parts, state, longest=1.0, every=3)
+    print(f"{step:2d}: scale {scale:9,.0f}", "stepped" if stepped else "overflow")
+
+# %% [markdown]
+# ## 4 · The noise scale for nothing
 # **Difficulty** ●●●○○ · **30 minutes** · **Trains** measuring what a batch is worth, while you accumulate
 #
 # Accumulate gradients as usual, and return the pair |G|² and tr(Σ): two numbers. tr(Σ) is the noise of *one
@@ -312,54 +391,3 @@ for step in range(20):
     found.append(measure_noise(language_model(seed=step), list(batches(8, 4, seed=step))))
 signal, noise = torch.tensor(found).mean(0).tolist()
 print(f"random weights, 20 × 8 micro-batches of 4: noise scale near {noise / signal:.0f} sequences")
-
-# %% [markdown]
-# ## 4 · The rate for a larger batch
-# **Difficulty** ●●○○○ · **9 minutes** · **Trains** scaling rules, and a gradual warm-up
-#
-# Return the learning rate at `step` for a batch that has become k times as large. The small batch learns well with
-# `rate`.
-#
-# The new peak is k times `rate` for the `optimizer` `"sgd"`, and √k times for `"adam"`. The rate begins at the *old*
-# one at step 0, rises in a straight line, reaches its peak at step `warm` (at least 1), and stays there.
-
-
-# %%
-def rate_at(step: int, warm: int, rate: float, k: int, optimizer: str) -> float:
-    """Return the rate at `step` for a batch k times as large as the one that learns with `rate`."""
-    ### BEGIN SOLUTION Return the rate of this step.
-    peak = rate * (k if optimizer == "sgd" else sqrt(k))
-    return peak if step >= warm else rate + (peak - rate) * step / warm
-    ### END SOLUTION
-
-
-# %%
-check.rate(rate_at)
-
-# %% [markdown]
-# <details><summary>Hint 1: where to start</summary>
-#
-# First the peak. It depends on k and on the optimizer.
-#
-# </details>
-# <details><summary>Hint 2: the straight line</summary>
-#
-# At step t, the part t / warm of the way from the old rate to the peak is done.
-#
-# </details>
-# <details><summary>Hint 3: almost there</summary>
-#
-# Up to step `warm`: the old rate, plus that part of what the peak adds to it. From there on: the peak.
-#
-# </details>
-
-# %% [markdown] tags=["explanation"]
-# ### Why
-# This is the gradual warm-up of Goyal et al. 2017. Other texts start from zero, $\alpha_{\text{max}} \cdot t / T_w$.
-# Either way the rate is small while the gradient changes quickly. It is large once k small steps and one large one
-# lead to the same place.
-
-# %% tags=["solution"]
-for step in (0, 250, 500, 1000):
-    sgd, adam = (rate_at(step, 500, 0.1, 32, name) for name in ("sgd", "adam"))
-    print(f"step {step:4d}: SGD {sgd:.3f}, Adam {adam:.3f}")

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 86
+#     minutes: 88
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,7 +11,7 @@
 # %% [markdown]
 # # Exercises 10 · Data parallelism
 #
-# **86 minutes** for all five; each one says its own. You should know what [lesson
+# **88 minutes** for all five; each one says its own. You should know what [lesson
 # 10](../notebooks/10_data_parallelism.ipynb) shows. No GPU is needed.
 #
 # Each exercise asks for one function. Write it, run the cell, then run the check below it. A check tells you what is
@@ -28,62 +28,66 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from course_utils import format_bytes
 from course_utils.lessons.data_parallelism import checks as check
 
 # %% [markdown]
-# ## 1 · Three ways, in bytes
-# **Difficulty** ●○○○○ · **8 minutes** · **Trains** counting the bytes that pass through each link
+# ## 1 · The exposed time
+# **Difficulty** ●●○○○ · **10 minutes** · **Trains** what of an exchange hides behind backward, and what never does
 #
-# Return a dictionary of the bytes in one training step. There are D workers with S bytes of gradients each.
+# After backward has ended, the exchange of gradients may still go on. Return for how many seconds.
 #
-# - `server`: the bytes through a parameter server's connection, in and out. It is a machine of its own. Gradients
-#   come in; weights, as many bytes, go out.
-# - `naive`: the bytes that *one* rank sends if everybody sends everything to everybody. What it receives does not
-#   count.
-# - `ring`: the bytes that *one* rank sends in a ring all-reduce.
+# - `ready` says when each bucket is full, in seconds and in order. Backward ends when the last one is.
+# - `sizes` are their bytes.
+# - The buckets leave over one link, one after the other. A bucket leaves when it is full and the one before it has
+#   arrived.
+# - A bucket of S bytes takes the time of a ring of D ranks: 2(D−1) messages of S/D bytes, each of `alpha` seconds plus
+#   `beta` seconds per byte.
 
 
 # %%
-def traffic(D: int, S: int) -> dict[str, float]:
-    """Return the bytes through the server, and those that a rank sends naively and in a ring."""
-    ### BEGIN SOLUTION Return a dictionary with the keys server, naive and ring.
-    return {"server": 2 * D * S, "naive": (D - 1) * S, "ring": 2 * (D - 1) * S / D}
+def exposed(ready: list[float], sizes: list[int], D: int, alpha: float, beta: float) -> float:
+    """Return the seconds from the end of backward to the end of the last exchange."""
+    ### BEGIN SOLUTION Return a number of seconds.
+    free = 0.0
+    for full, size in zip(ready, sizes, strict=True):
+        free = max(free, full) + 2 * (D - 1) * (alpha + beta * size / D)
+    return free - ready[-1]
     ### END SOLUTION
 
 
 # %%
-check.traffic(traffic)
+check.exposed(exposed)
 
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# Draw three machines. An arrow is a message; write its bytes on it.
+# Draw the lesson's picture of the overlap with two buckets: a row for backward, a row for the link. Where does each box
+# begin?
 #
 # </details>
-# <details><summary>Hint 2: who is asked about</summary>
+# <details><summary>Hint 2: two conditions</summary>
 #
-# `server` counts all arrows that end or begin at the server. `naive` and `ring` count the arrows that begin at one
-# rank.
+# Remember when the link is free again. The next bucket begins then, or when it is full: whichever is later.
 #
 # </details>
-# <details><summary>Hint 3: the ring</summary>
+# <details><summary>Hint 3: the end</summary>
 #
-# A message of the ring holds one of D parts. After D−1 steps a part is complete. How many more until all ranks have
-# it?
+# After the loop, the link is free when the last exchange has ended. When has backward ended?
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# The server's link grows with D, and so does what a rank sends in the naive way. In the ring, more ranks mean more
-# steps but smaller parts: 2(D−1)/D never reaches 2.
+# The last bucket is full only when backward ends, so its exchange is always exposed. If exchanges are slower than
+# backward, those before it wait, too, and push it back. Smaller buckets leave earlier, and the last one is short. But
+# each costs 2(D−1)·α. So there is a best size, and DDP's 25 MiB are a guess at it.
 
 # %% tags=["solution"]
-for D in (2, 8, 64):
-    found = traffic(D, 6_000_000_000)
-    sent = {way: format_bytes(round(size), "GB", 1) for way, size in found.items()}
-    print(f"{D:2d} ranks:", sent)
+backward, total, D, alpha, beta = 0.02, 500e6, 64, 5e-6, 1 / 50e9  # 500 MB over 50 GB/s
+for count in (1, 4, 16, 64, 256):
+    ready = [backward * (number + 1) / count for number in range(count)]
+    late = exposed(ready, [total / count] * count, D, alpha, beta)
+    print(f"{count:3d} buckets of {total / count / 1e6:5.1f} MB: {1000 * late:5.1f} ms exposed")
 
 # %% [markdown]
 # ## 2 · Write the ring
@@ -101,8 +105,8 @@ for D in (2, 8, 64):
 # - Return the list of parts in the same order, each the sum over all ranks.
 #
 # The check runs your function on up to 5 ranks at once, each a thread, and on one rank alone. Then it runs it on
-# three real processes, with torch's own `isend` and `recv`. They get what your cell defines, and only the imports of
-# other cells.
+# three real processes, with torch's own `isend` and `recv`. They get your function, and the imports and functions that
+# it uses.
 
 
 # %%
@@ -164,7 +168,7 @@ check.ring(ring)
 # flatten both. Use all texts. A rank may have no token at all, but never all of them. `dist.all_reduce(x)` replaces a
 # tensor x by its sum over all ranks.
 #
-# The check sends what your cell defines to three real processes. Of other cells they know only the imports.
+# The check sends your function to three real processes, with the imports and functions that it uses.
 
 
 # %%
@@ -252,8 +256,7 @@ for count, found in check.on_real_ranks(drifting_step).items():
 # - DDP exchanges their gradients once,
 # - and each rank keeps one micro-batch's activations at a time.
 #
-# All micro-batches are equally large. Your function need not return anything. The check sends what your cell defines
-# to other processes. Of other cells they know only the imports.
+# All micro-batches are equally large. Your function need not return anything.
 
 
 # %%
@@ -353,7 +356,7 @@ for rank, losses in enumerate(found["losses"]):
 #   twice.
 #
 # `DistributedSampler(data)` chooses one rank's samples, shuffled, and `DataLoader` takes it as `sampler`. Its
-# `set_epoch(epoch)` changes the order. Again your cell goes to other processes, which know the imports.
+# `set_epoch(epoch)` changes the order.
 
 
 # %%

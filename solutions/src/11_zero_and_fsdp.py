@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 80
+#     minutes: 85
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,7 +11,7 @@
 # %% [markdown]
 # # Exercises 11 · ZeRO and FSDP
 #
-# **80 minutes** for all four; each exercise says how long it takes. You should know [lesson
+# **85 minutes** for all four; each exercise says how long it takes. You should know [lesson
 # 11](../notebooks/11_zero_and_fsdp.ipynb). No GPU is needed. Two of the checks start four processes.
 #
 # Each exercise asks for one function or class. Write it, run the cell, then run the check below it. A check tells you
@@ -19,8 +19,6 @@
 # at the first check that is unsolved.)
 
 # %%
-from math import prod
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -33,60 +31,78 @@ from course_utils import format_bytes
 from course_utils.lessons.sharding import checks as check
 
 # %% [markdown]
-# ## 1 · The padding of odd shards
-# **Difficulty** ●●○○○ · **10 minutes** · **Trains** how FSDP2 shards a parameter
+# ## 1 · From meta to shards
+# **Difficulty** ●●●○○ · **15 minutes** · **Trains** starting a model that does not fit one GPU, from a checkpoint
 #
-# Count the padding that FSDP2 adds. It cuts each parameter along its first dimension, its rows, into D pieces. All
-# pieces have the same number of rows, the smallest that is enough. The last pieces are padded. Some ranks may hold only
-# padding.
+# Shard a model that has no bytes yet, and fill it. `model` is an `nn.Sequential` on the meta device. `whole` has its
+# weights by name, whole and in the host's memory. `mesh` is the `DeviceMesh` of all ranks: `mesh.device_type` is "cpu"
+# or "cuda", `mesh.size()` the number of ranks, `mesh.get_local_rank()` this rank.
 #
-# `shapes` are the shapes of a unit's parameters, each with one dimension or more. Return a dictionary with two counts
-# of numbers:
+# - Each layer that has weights is a unit, and so is the model. Pass `mesh=mesh` to `fully_shard`.
+# - Afterwards each weight's shard is on the mesh's device and holds this rank's rows of the whole weight.
+# - No whole weight may ever be on that device.
+# - Return the model. Leave `whole` as it is.
 #
-# - `shard`: the numbers in one rank's pieces of all parameters
-# - `padding`: the padding in all pieces of all D ranks
+# FSDP2 gives each rank equally many consecutive rows, rounded up. So the last ranks have fewer, or none. After
+# `to_empty`, `weight.to_local()` is the shard of a parameter: write into it.
 
 
 # %%
-def padding(shapes: list[tuple[int, ...]], D: int) -> dict[str, int]:
-    """Count the numbers in one rank's shard, and the padding in all D shards."""
-    ### BEGIN SOLUTION Return a dictionary with the keys shard and padding.
-    shard = 0
-    for rows, *others in shapes:
-        shard += -(-rows // D) * prod(others)
-    return {"shard": shard, "padding": D * shard - sum(prod(shape) for shape in shapes)}
+def start(model: nn.Sequential, whole: dict[str, torch.Tensor], mesh) -> nn.Module:
+    """Shard a model on the meta device, and fill each shard with its rows of `whole`."""
+    ### BEGIN SOLUTION Return the model.
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    model.to_empty(device=mesh.device_type)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            own = weight.to_local()
+            first = mesh.get_local_rank() * -(-len(weight) // mesh.size())
+            own.copy_(whole[name][first : first + len(own)])
+    return model
     ### END SOLUTION
 
 
 # %%
-check.padding(padding)
+check.start(start)
 
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# Take one parameter of shape (10, 6) on 3 ranks. How many rows does each rank get? How many numbers is that?
+# The lesson's `shard` does the first half: units, then bytes. What is in the weights after `to_empty`?
 #
 # </details>
-# <details><summary>Hint 2: rounding up</summary>
+# <details><summary>Hint 2: which rows?</summary>
 #
-# `-(-rows // D)` is rows / D, rounded up. `prod(shape[1:])` is the count of numbers in a row. For a vector it is 1.
+# `-(-rows // D)` is rows / D, rounded up. All ranks before this one have that many rows each. Where do its own begin?
 #
 # </details>
-# <details><summary>Hint 3: almost there</summary>
+# <details><summary>Hint 3: none at all</summary>
 #
-# All shards together hold D · shard numbers. How many of those are real?
+# A slice that begins after the last row is empty, and so is such a rank's shard. `copy_` copies an empty tensor, too. It
+# also copies from the host to a GPU. Switch autograd off while you write into weights.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# Each parameter is rounded up by itself, to whole rows. So a long, thin matrix on many ranks pads little. A short
-# vector pads a lot: on 64 ranks, a bias of 3 numbers becomes 64.
+# The whole weights stay where the checkpoint is. If it is loaded with `torch.load(…, mmap=True)`, not even the host
+# needs to hold them all: each rank reads its own rows from the file. That is how a model of 140 GB starts on GPUs of 80.
+# torch's own version of this is `set_model_state_dict` with `full_state_dict=True`. It can also let rank 0 alone read
+# the file, and send the rows to the others.
 
 # %% tags=["solution"]
-for D in (8, 64, 512):
-    found = padding([(50257, 768), (1024, 768), (768,), (768,)], D)
-    print(f"GPT-2's embeddings and last norm on {D:3d} ranks: {found}")
+from course_utils import on_gpu
+
+whole = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(4)]).state_dict()
+with on_gpu(ranks=8):
+    dist.init_process_group("nccl")
+    model = nn.Sequential(*[nn.Linear(1024, 1024, device="meta") for _ in range(4)])
+    start(model, whole, dist.init_device_mesh("cuda", (8,)))
+    peak = format_bytes(torch.cuda.max_memory_allocated(), "MB", 2)
+size = sum(weight.nbytes for weight in whole.values())
+print(f"whole {format_bytes(size, 'MB', 2)}, the peak of rank 0 of 8 {peak}")
 
 # %% [markdown]
 # ## 2 · Adam, sharded over four ranks
@@ -122,8 +138,7 @@ def padded(tensors):
 # The parameters then are views of the vector.
 #
 # The check runs your class on four processes, for weights of 1,053, 16 and 3 numbers. With 3 numbers, the last rank
-# owns only padding. From other cells, use only `padded` and the imports. You may import and define more in your own
-# cell.
+# owns only padding. Your class may use the imports and functions of other cells.
 
 
 # %%
@@ -139,14 +154,13 @@ class Zero1Adam:
 
     def step(self):
         ### BEGIN SOLUTION Reduce-scatter, step, all-gather.
-        gradients = padded([weight.grad for weight in self.parameters])
+        vector = padded([weight.grad for weight in self.parameters])
         self.own.grad = torch.empty_like(self.own)
-        dist.reduce_scatter_tensor(self.own.grad, gradients)
+        dist.reduce_scatter_tensor(self.own.grad, vector)
         self.own.grad /= dist.get_world_size()
         self.adam.step()
-        whole = torch.empty_like(gradients)
-        dist.all_gather_into_tensor(whole, self.own)
-        vector_to_parameters(whole, self.parameters)
+        dist.all_gather_into_tensor(vector, self.own)
+        vector_to_parameters(vector, self.parameters)
         ### END SOLUTION
 
 
@@ -199,8 +213,7 @@ check.zero_1_adam(Zero1Adam)
 # free them before they gather the next.
 #
 # The check trains a small network on four processes. Some of them have no row of its smallest weights. Then one process
-# compares. A simulated GPU shows where your tensors are. From other cells, use only the imports. You may import and
-# define more in your own cell.
+# compares. A simulated GPU shows where your tensors are.
 
 
 # %%

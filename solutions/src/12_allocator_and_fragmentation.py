@@ -14,12 +14,14 @@
 # **99 minutes** for all five; each exercise says how long it takes. You should know [lesson
 # 12](../notebooks/12_allocator_and_fragmentation.ipynb). No GPU is needed.
 #
-# Each exercise asks for one function, the last for a class. Write it, run the cell, then run the check below it. A
+# Each exercise asks for one function, the last for a function and a class. Write it, run the cell, then run the check below it. A
 # check tells you what is off, but never the answer. Stuck? Every exercise has three hints. Open one at a time. (“Run
 # All Cells” stops at the first check that is unsolved.)
 
 # %%
+from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -35,11 +37,11 @@ MiB = 2**20
 # **Difficulty** ●●○○○ · **14 minutes** · **Trains** reading the right counter, at the right moment
 #
 # Find out why a report of peaks never changes, and write a loop that reports them correctly. A colleague has trained a
-# small model with batches of 32, 16, 8 and 4, one after the other in one process. The report concludes: "memory does
-# not depend on the batch size". (The first run of this cell trains for some seconds.)
+# small model with batches of 8,192, 4,096 and 2,048, one after the other in one process. The report concludes: "memory
+# does not depend on the batch size".
 
 # %%
-print({batch: format_bytes(size, "MB", 1) for batch, size in check.planted_report().items()})
+print({batch: format_bytes(size, "MB", 1) for batch, size in check.report().items()})
 
 # %% [markdown]
 # Write the loop that reports each peak correctly. `make()` makes a model on the card. `draw(batch)` makes an input of
@@ -87,7 +89,7 @@ check.peaks(peaks)
 # </details>
 # <details><summary>Hint 2: reset the maximum</summary>
 #
-# The lesson's `extra` resets a maximum. Do that once for each training, when nothing of the previous one is left. A
+# The lesson's `reserved_for` resets a maximum. Do that once for each training, when nothing of the previous one is left. A
 # model in a list is still there, and so is a loss with its graph.
 #
 # </details>
@@ -264,39 +266,42 @@ with on_gpu("680 MiB"):
 
 # %% [markdown]
 # ## 4 · Find the leak
-# **Difficulty** ●●●●○ · **15 minutes** · **Trains** reading a memory snapshot
+# **Difficulty** ●●●●○ · **15 minutes** · **Trains** comparing memory snapshots
 #
-# Find the module whose tensors pile up. Your function gets a snapshot, as `read_snapshot` returns it, taken after five
-# steps. A living block has `block["state"] == "active_allocated"`. Two texts describe it:
+# Find the line of code whose tensors pile up. Your function gets torch's memory snapshots of a training, one after each
+# of four steps. A living block has `block["state"] == "active_allocated"`. `made_by(block)` is the line that made it.
 #
-# - `block["frames"][0]["filename"]` names the module, parameter or state of its tensor: `first`, `first.weight`,
-#   `exp_avg of first.bias`.
-# - `block["frames"][1]["filename"]` says when it was made, for example "step 3 forward". `step 0` is the set-up, before
-#   the first step.
-#
-# Does a module make new tensors in several steps that are never freed? Return its name (`first`, never `first.weight`),
-# or `None`. If a program keeps tensors of only one step, this is not a leak.
+# Do the living bytes of a line grow from each snapshot to the next? Return the line, as `made_by` has it. If no line
+# does that, return `None`. A program that keeps something once, however large, has no leak.
+
 
 # %%
-snapshot = check.example_snapshot()
-blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
+def made_by(block: dict) -> str:
+    """The line of code that made a block."""
+    code = [frame["name"] for frame in block["frames"] if frame["line"]]
+    return code[0] if code else "not made by this program"
+
+
+snapshots = check.example_snapshots()
+blocks = [block for segment in snapshots[-1]["segments"] for block in segment["blocks"]]
 living = [block for block in blocks if block["state"] == "active_allocated"]
-print(f"{len(living)} living blocks; one of them:", living[0])
+print(f"{len(living)} living blocks; the last: {living[-1]['size']:,} bytes, {made_by(living[-1])}")
 
 
 # %%
-def leak(snapshot: dict) -> str | None:
-    """Return the module whose tensors pile up over several steps, or None."""
-    ### BEGIN SOLUTION Return a module's name, or None.
-    steps = {}
-    for segment in snapshot["segments"]:
-        for block in segment["blocks"]:
-            if block["state"] == "active_allocated":
-                made_by, when = (frame["filename"] for frame in block["frames"][:2])
-                steps.setdefault(made_by, set()).add(when.split()[1])
-    counts = {name: len(those - {"0"}) for name, those in steps.items()}
-    module = max(counts, key=counts.__getitem__)
-    return module if counts[module] > 1 else None
+def leak(snapshots: list[dict]) -> str | None:
+    """Return the line whose tensors pile up from snapshot to snapshot, or None."""
+    ### BEGIN SOLUTION Return a line of code, or None.
+    held = [Counter() for _ in snapshots]
+    for sizes, snapshot in zip(held, snapshots, strict=True):
+        for segment in snapshot["segments"]:
+            for block in segment["blocks"]:
+                if block["state"] == "active_allocated":
+                    sizes[made_by(block)] += block["size"]
+    for line in held[-1]:
+        if all(later[line] > earlier[line] for earlier, later in pairwise(held)):
+            return line
+    return None
     ### END SOLUTION
 
 
@@ -306,30 +311,30 @@ check.leak(leak)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# Weights are made once, before the first step. States are made once, in the first. What would a leak look like?
+# Weights are made once, before the first step. States are made once, in the first. What would a leak look like in two
+# snapshots?
 #
 # </details>
-# <details><summary>Hint 2: count steps</summary>
+# <details><summary>Hint 2: bytes by line</summary>
 #
-# For each module, collect the steps of its living blocks in a set. The number of the step is the second word of "step 3
-# forward".
+# For each snapshot, add up the sizes of the living blocks by line: a `Counter` for each snapshot.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# A weight and its gradient have the same name and come from two steps: the set-up and the last one. Leave the set-up
-# out. Then a leak has at least two steps, and everything else has one. Without a leak, return `None`.
+# `itertools.pairwise` gives each snapshot with the next one. A leak's line has more bytes in *every* pair. What is kept
+# once grows in one pair only.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
 # Size does not show a leak: a program may keep the largest tensor once, and for a good reason. A leak makes new tensors
-# step after step, and none is freed. In a snapshot from a GPU, the frames are lines of your code, and the search is the
-# same.
+# step after step, and none is freed. In a snapshot from a GPU, a block has all frames of Python's stack, from the inside
+# out: the first one outside of torch is yours, with file and line number. The search is the same.
 
 # %% tags=["solution"]
-print(f"leak in the example: {leak(snapshot)}")
+print(f"leak in the example: {leak(snapshots)}")
 
 # %% [markdown]
 # ## 5 · An allocator of forty lines
@@ -361,7 +366,8 @@ class Memory:
 
 
 # %% [markdown]
-# First write the half that allocates. `allocate(name, size)` gives `size` bytes to `name` and returns nothing:
+# First write the half that allocates. `allocate(name, size)` gives `size` bytes to `name` and returns nothing. (Rule 4
+# has a function of its own.)
 #
 # 1. Round `size` up to a multiple of 512. From here on, only the rounded size counts.
 # 2. Use the small pool for a size of up to 1 MiB, and the large pool for any other.
@@ -377,28 +383,31 @@ class Memory:
 
 
 # %%
+def segment_size(size: int) -> int:
+    """Bytes to ask the driver for, where no free block holds a rounded size."""
+    ### BEGIN SOLUTION Return a number of bytes.
+    if size <= MiB:
+        return 2 * MiB
+    return 20 * MiB if size < 10 * MiB else -(-size // (2 * MiB)) * 2 * MiB
+    ### END SOLUTION
+
+
+# %%
 class HalfAnAllocator(Memory):
     def allocate(self, name, size: int) -> None:
         """Name the block for `size` bytes: the best fit, or one in a new segment."""
         ### BEGIN SOLUTION Nothing is returned: change self.small or self.large.
         size = -(-size // 512) * 512
-        small = size <= MiB
-        pool = self.small if small else self.large
+        pool = self.small if size <= MiB else self.large
         pairs = [(block, segment) for segment in pool for block in segment]
         free = [pair for pair in pairs if pair[0].name is None and pair[0].size >= size]
         if not free:
-            if small:
-                taken = 2 * MiB
-            elif size < 10 * MiB:
-                taken = 20 * MiB
-            else:
-                taken = -(-size // (2 * MiB)) * 2 * MiB
-            pool.append([Block(taken)])
+            pool.append([Block(segment_size(size))])
             free = [(pool[-1][0], pool[-1])]
         block, segment = min(free, key=lambda pair: pair[0].size)
         block.name = name
         rest = block.size - size
-        if rest > (0 if small else MiB):
+        if rest > (0 if pool is self.small else MiB):
             block.size = size
             segment.insert(segment.index(block) + 1, Block(rest))
         ### END SOLUTION

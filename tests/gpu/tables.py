@@ -499,8 +499,29 @@ def stages() -> list[str]:
     ]
 
 
+def outside() -> list[str]:
+    first, *rows = rows_of("outside_the_step")
+    cells = [(row["moment"], *(gigabytes(row[name]) for name in ("before", "after", "peak"))) for row in rows]
+    return [
+        *paragraph(f"""
+            A step is not all that a run does. A GPT with {first["parameters"]:,} parameters, 8 sequences of
+            1,024 tokens, bf16 by autocast and AdamW also resumes, evaluates, saves, copies and generates.
+            With torch 2.11, the simulated GPU gives each of these {3 * len(rows)} counts of allocated
+            bytes to the byte. From torch 2.12 on each is 1 MiB lower after the first step: cuBLASLt has
+            no workspace of its own any more. `watch --whole` finds the same peaks as parts of a script. Sizes
+            in GB.
+        """),
+        "",
+        *table(("moment", "before", "after", "peak"), cells),
+        "",
+        f"(recorded on {first['device']}, torch {first['torch'].partition('+')[0]}, 2026-11-27;"
+        " `tests/gpu/outside_the_step.py`, `tests/rest/test_outside_the_step.py`)",
+    ]
+
+
 SECTIONS = {
     "scripts": scripts,
+    "outside": outside,
     "reserved": reserved,
     "peers": peers,
     "limits": limits,

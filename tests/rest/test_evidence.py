@@ -54,7 +54,7 @@ def test_an_outcome_says_what_was_refused_what_broke_and_what_is_wrong(monkeypat
     assert found.compared and not found.right and found.percent < -accuracy.AT_MOST_PERCENT
     assert sum(found.kinds.values()) == found.estimated - found.simulated
 
-    def broken(run: TrainingRun, source: str, steps: int) -> Measurement:
+    def broken(run: TrainingRun, source: str) -> Measurement:
         raise KeyError("momentum")
 
     monkeypatch.setattr(accuracy, "measure", broken)

@@ -16,7 +16,7 @@ WITHOUT_BLOCKS = (
 )
 """Runs a lesson; blocks of plain code, for which there are no recordings, do not say where they ran."""
 
-OF_SCRIPTS = r"\(simulated GPU · torch .+ taken, .+|→ simulated GPU · torch .+"
+OF_SCRIPTS = r"\(simulated GPU · torch [^)]+\):|→ simulated GPU · torch .+"
 """Lines of scripts which `watch` runs, and compares."""
 
 QUICK = ("04_counting_parameters", "18_who_is_right")

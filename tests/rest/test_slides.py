@@ -12,10 +12,10 @@ need("nbconvert")
 
 def test_slides_show_the_chosen_cells_and_keep_prose_for_the_speaker() -> None:
     from nbconvert import SlidesExporter
-    from traitlets.config import Config
+    from traitlets.config import PyFileConfigLoader
 
     path = ROOT / "notebooks" / "01_where_did_the_memory_go.ipynb"
-    options = Config(json.loads((ROOT / "docs" / "slides.json").read_text(encoding="utf-8")))
+    options = PyFileConfigLoader("slides.py", str(ROOT / "docs")).load_config()
     page, _ = SlidesExporter(config=options).from_filename(str(path))
     noted = "".join(re.findall(r'<aside class="notes">.*?</aside>', page, re.DOTALL))
     shown = re.sub(r'<aside class="notes">.*?</aside>', "", page, flags=re.DOTALL)
@@ -30,3 +30,4 @@ def test_slides_show_the_chosen_cells_and_keep_prose_for_the_speaker() -> None:
         one = shown.partition(f'id="cell-id={cell}"')[2].partition('id="cell-id=')[0]
         assert "jp-OutputArea" in one and "jp-InputArea" not in one
     assert pictures and "<img" in shown
+    assert page.count("<p><em>The puzzle</em></p>") > 1

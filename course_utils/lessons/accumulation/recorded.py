@@ -4,6 +4,9 @@ import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ...figures import lines
+from ...figures.style import Drawn
+
 
 class Step(NamedTuple):
     """The most bytes allocated in a step, and its tokens per second."""
@@ -26,3 +29,14 @@ COMPILED = _steps("compiled")
 """One micro-batch per step, by its sequences, with the model compiled."""
 
 PROVENANCE = f"recorded on {_TABLE['device']} · torch {_TABLE['torch']} · {_TABLE['date']}"
+
+
+def draw_speeds(title: str) -> Drawn:
+    """Tokens per second against the sequences in a micro-batch, in both ways."""
+    ways = {"64 sequences, cut": SPLIT, "compiled, one micro-batch": COMPILED}
+    curves = {}
+    for name, steps in ways.items():
+        sizes = sorted(steps)
+        curves[name] = sizes, [steps[size].speed / 1000 for size in sizes]
+    axes = "sequences in a micro-batch", "thousand tokens per second"
+    return lines(curves, title, *axes, log_x=True, provenance=PROVENANCE)

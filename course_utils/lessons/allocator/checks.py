@@ -1,10 +1,10 @@
 """Checks of lesson 12, "Allocator and fragmentation": each names the misconception, never the answer."""
 
 import tomllib
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from itertools import accumulate, count
+from itertools import accumulate
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,7 +14,6 @@ from torch import nn
 
 from ... import TrainingRun, TransformerConfig, measure
 from ...allocator.replay import replay, requests_of
-from ...allocator.snapshots import snapshot_of
 from ...interactive.feedback import (
     CheckFailed,
     Mistakes,
@@ -30,45 +29,34 @@ from ...interactive.feedback import (
 from ...units import MiB
 from ...watching.on_gpu import on_new_gpu
 from ..shared.judging import same, seeded
-from .traces import in_one_process, trace_of
+from .traces import trace_of
 
 # --------------------------------------------------------------------------------------------------
 # 12.1: peaks
-SMALL = TransformerConfig("small", "gpt2", 2, hidden=128, heads=4, vocab=4000, max_positions=128)
+TRAININGS = ((512, (8192, 4096, 2048)), (384, (1024, 8192, 4096)), (1024, (16384,)))
+"""The width of a model, and the batch sizes: falling, mixed, and one alone."""
 
-TRAININGS: tuple[tuple[Callable[[], nn.Module], Callable[[int], torch.Tensor], tuple[int, ...]], ...] = (
-    (
-        lambda: nn.Sequential(nn.Linear(512, 4096), nn.ReLU(), nn.Linear(4096, 512)).to("cuda"),
-        lambda batch: torch.randn(batch, 512, device="cuda"),
-        (8192, 4096, 2048),
-    ),
-    (
-        lambda: nn.Sequential(nn.Embedding(8000, 256), nn.Linear(256, 8000)).to("cuda"),
-        lambda batch: torch.randint(8000, (batch,), device="cuda"),
-        (1024, 8192, 4096),
-    ),
-    (
-        lambda: nn.Linear(2048, 2048).to("cuda"),
-        lambda batch: torch.randn(batch, 2048, device="cuda"),
-        (16384,),
-    ),
-)
-"""What makes a model, what draws a batch of that size, and the batch sizes: falling, mixed, and one alone."""
+
+def _model(width: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(width, 8 * width), nn.ReLU(), nn.Linear(8 * width, width)).to("cuda")
+
+
+def _draw(width: int, batch: int) -> torch.Tensor:
+    return torch.randn(batch, width, device="cuda")
 
 
 @cache
-def counted(number: int, batches: tuple[int, ...]) -> dict[str, dict[int, int]]:
-    """Some counters by batch size in one of TRAININGS, whose batches are trained in one process."""
-    make, draw, _ = TRAININGS[number]
+def counted(width: int, batches: tuple[int, ...]) -> dict[str, dict[int, int]]:
+    """Some counters by batch size, where all are trained in one process."""
     found: dict[str, dict[int, int]] = defaultdict(dict)
     with on_new_gpu():
         for batch in batches:
             model = optimizer = None
-            model = make()
+            model = _model(width)
             optimizer = torch.optim.AdamW(model.parameters())
             torch.cuda.reset_peak_memory_stats()
             for counter in ("first step", "peak"):
-                model(draw(batch)).square().mean().backward()
+                model(_draw(width, batch)).square().mean().backward()
                 optimizer.step()
                 optimizer.zero_grad()
                 found[counter][batch] = torch.cuda.max_memory_allocated()
@@ -78,9 +66,14 @@ def counted(number: int, batches: tuple[int, ...]) -> dict[str, dict[int, int]]:
     return found
 
 
+def report() -> dict[int, int]:
+    """A colleague's report of one training after the other: its maxima were never reset."""
+    return counted(*TRAININGS[0])["never reset"]
+
+
 def _read(counter: str) -> Callable[[int, int], int]:
-    """A counter by training and batch size, with all of its batch sizes in one process."""
-    return lambda number, batch: counted(number, TRAININGS[number][-1])[counter][batch]
+    """A counter by width and batch size, with all of its batch sizes in one process."""
+    return lambda width, batch: counted(width, dict(TRAININGS)[width])[counter][batch]
 
 
 PEAK_MISTAKES: Mistakes = {
@@ -101,21 +94,20 @@ PEAK_MISTAKES: Mistakes = {
 def peaks(answer: Any) -> None:
     """`answer(make, draw, batches)` maps each batch size to the peak of a training of its own."""
     mine = list[float]()
-    cases = list[tuple[int, int]]()
-    output = list[int]()
-    for number, (make, draw, batches) in enumerate(TRAININGS):
+    cases = [(width, batch) for width, batches in TRAININGS for batch in batches]
+    for width, batches in TRAININGS:
         with on_new_gpu():
+            make, draw = partial(_model, width), partial(_draw, width)
             got = call(answer, make=make, draw=draw, batches=list(batches), returns=Mapping)
-            output += [make()(draw(batch)).nbytes for batch in batches]
         texts = str in map(type, got)
         expect(not texts, "Your dictionary's keys are texts: use the batch sizes, whole numbers.")
         mine += entries(got, list[Any](batches)).values()
-        cases += [(number, batch) for batch in batches]
 
     def close(got: Sequence[float], wanted: Sequence[float]) -> bool:
         # Blocks depend on what is cached. And a loop that names output or loss may keep two more outputs
         # at its peak.
-        spans = zip(got, wanted, output, strict=True)
+        outputs = [4 * width * batch for width, batch in cases]
+        spans = zip(got, wanted, outputs, strict=True)
         return all(0.98 * least <= one <= 1.02 * least + 2 * more for one, least, more in spans)
 
     otherwise = (
@@ -125,19 +117,8 @@ def peaks(answer: Any) -> None:
     recognized(mine, cases, _peak_alone, PEAK_MISTAKES, otherwise, close)
 
 
-def _peak_alone(number: int, batch: int) -> int:
-    return counted(number, (batch,))["peak"][batch]
-
-
-@cache
-def planted_report() -> dict[str, int]:
-    """A colleague's report of a small GPT, trained with several batch sizes in one process, on the CPU.
-
-    By batch size it has a maximum that was never reset.
-    """
-    runs = {str(batch): TrainingRun(SMALL, batch, 64, "fp32", attention="eager") for batch in (32, 16, 8, 4)}
-    process = in_one_process({label: measure(run, source="cpu") for label, run in runs.items()})
-    return {label: max(process.replayed.allocated[:last]) for label, (_, last) in process.spans.items()}
+def _peak_alone(width: int, batch: int) -> int:
+    return counted(width, (batch,))["peak"][batch]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -178,9 +159,7 @@ FEATURES = 2048
 WHOLE = "Call the model once for each document, with the whole document and no other."
 
 
-def corpus(
-    lengths: Sequence[int], device: str, width: int = 8, features: int = 6
-) -> tuple[nn.Module, list[Any]]:
+def _corpus(lengths: Sequence[int], device: str, width: int, features: int) -> tuple[nn.Module, list[Any]]:
     """A small encoder, per token `width` numbers inside and `features` at the end, and its documents."""
     model = nn.Sequential(nn.Embedding(1000, width), nn.GELU(), nn.Linear(width, features)).to(device)
     return model, [torch.randint(1000, (length,), device=device) for length in lengths]
@@ -191,24 +170,21 @@ def embed(answer: Any) -> None:
     """`answer(model, documents)` lists each document's features, made in an order that fits the card."""
     _check_features(answer)
     for lengths, memory in CORPORA:
-        seen = list[tuple[int, int]]()  # tokens of each forward and what was there
-        found = list[Any]()  # device and shape of each result
+        seen = list[tuple[int, int]]()  # tokens of each forward, and the bytes in memory before it
         with on_new_gpu(memory):
-            model, given = corpus(lengths, "cuda", 4096, FEATURES)
+            model, given = _corpus(lengths, "cuda", 4096, FEATURES)
             start = torch.cuda.memory_allocated()
-            each = 4 * FEATURES
             model.register_forward_pre_hook(partial(_note_forward, seen))
             try:
                 got = call(answer, model, given, returns=(list, tuple), may_change=(0, 1))
                 found = [(one.device.type, *one.shape) for one in got]
             except CheckFailed as problem:
                 if isinstance(problem.__cause__, torch.OutOfMemoryError):
-                    made_room = not seen or seen[0][1] - start >= each * sum(lengths)
-                    _explain([tokens for tokens, _ in seen], lengths, made_room)
+                    fail(_why_full(seen, lengths, start))
                 raise
         expect(sorted(tokens for tokens, _ in seen) == sorted(lengths), WHOLE)
-        made = accumulate((each * tokens for tokens, _ in seen), initial=start)
-        stayed = all(there >= least for (_, there), least in zip(seen, made, strict=False))
+        kept = accumulate((4 * FEATURES * tokens for tokens, _ in seen), initial=start)
+        stayed = all(there >= least for (_, there), least in zip(seen, kept, strict=False))
         stayed &= found == [("cuda", length, FEATURES) for length in lengths]
         expect(stayed, "The features must stay on the GPU, from the moment they are made.")
 
@@ -221,36 +197,33 @@ def _check_features(answer: Any) -> None:
     """Judge the values on the CPU: also one document alone, and two of the same length."""
     for lengths in ((5,), (2, 3, 3, 7)):
         with seeded(), torch.no_grad():
-            model, given = corpus(lengths, "cpu")
+            model, given = _corpus(lengths, "cpu", 8, 6)
             right = [model(tokens) for tokens in given]
         got = call(answer, model, given, returns=(list, tuple))
         tensors = len(got) == len(given) and all(isinstance(one, torch.Tensor) for one in got)
         expect(tensors, "Return a list with one tensor of features for each document.")
-        graph = any(one.requires_grad for one in got)
         leave = "Your features carry a graph, which keeps the model's activations: leave `no_grad` in place."
-        expect(not graph, leave)
+        expect(not any(one.requires_grad for one in got), leave)
         exact = same(got, right)
         moved = not exact and all(any(same([one], [other]) for one in got) for other in right)
         order = "The features are right, but in the order that you made them. Return the documents' order."
         expect(not moved, order)
-        wrong = (
-            "Some features are wrong. Are they in fp32 all the way? Two documents may have the same length."
-        )
+        wrong = "Some features are wrong. In fp32 all the way? Two documents may have the same length."
         expect(exact, wrong)
 
 
-def _explain(tokens: list[int], lengths: Sequence[int], made_room: bool) -> None:
-    """Say why memory ran out, from the order of the forwards."""
-    expect(not Counter(tokens) - Counter(lengths), WHOLE)
-    room = (
-        "You make room for all features. How much? Are they copied there, or does `features[i] = …` replace?"
-    )
-    expect(not made_room, room)
-    stays = "Out of memory, but not from short to long: what else stays on the card, or is copied in the end?"
-    expect(tokens == sorted(tokens), stays)
-    given = lengths[0] < lengths[-1]
-    expect(given, "Out of memory where documents come from long to short: you rely on their order.")
-    fail(
+def _why_full(seen: Sequence[tuple[int, int]], lengths: Sequence[int], start: int) -> str:
+    """The reason why memory ran out, from the order of the forwards."""
+    tokens = [count for count, _ in seen]
+    if Counter(tokens) - Counter(lengths):
+        return WHOLE
+    if not seen or seen[0][1] - start >= 4 * FEATURES * sum(lengths):
+        return "You make room for all features. How much? Do you copy, or does `features[i] = …` replace?"
+    if tokens != sorted(tokens):
+        return "Out of memory, not from short to long: what else stays, or is copied in the end?"
+    if lengths[0] > lengths[-1]:
+        return "Out of memory where documents come from long to short: you rely on their order."
+    return (
         "Out of memory. "
         "From short to long, features lie in segments that are too small for the next document. "
         "Neither `del` nor `empty_cache` gives back a segment with a tensor in it."
@@ -259,70 +232,56 @@ def _explain(tokens: list[int], lengths: Sequence[int], made_room: bool) -> None
 
 # --------------------------------------------------------------------------------------------------
 # 12.4: leak
+LINES = ("hidden = model[0](batch)", "output = model[1](hidden)")
+
+
 @cache
-def snapshot(leak: str | None) -> dict[str, Any]:
-    """Five steps, traced on the CPU, as a snapshot such as `read_snapshot` gives.
-
-    They keep what `leak` makes ("first" in three of the five), and step 3 alone a decoy's tensors.
-    """
-    with seeded(10):
-        layers: dict[str, nn.Module] = {
-            "first": nn.Linear(96, 640),
-            "act": nn.GELU(),
-            "last": nn.Linear(640, 48),
-        }
-        model = nn.Sequential(OrderedDict(layers))
-        x = torch.randn(512, 96)
-    optimizer = torch.optim.AdamW(model.parameters())
-    numbers = count(1)
+def snapshots(leak: str | None) -> list[dict[str, Any]]:
+    """torch's snapshots after each of four steps, which keep what `leak` makes; step 3 keeps more, once."""
     kept = list[torch.Tensor]()
-
-    def step(model: Any, optimizer: Any, x: torch.Tensor) -> None:
-        optimizer.zero_grad()
-        hidden = model.first(x)
-        active = model.act(hidden)
-        output = model.last(active)
-        number = next(numbers)
-        if number == 3:
-            decoys = {"last": [hidden], None: [active]}.get(leak) or [model.last(active) for _ in range(6)]
-            kept.extend(tensor.detach() for tensor in decoys)
-        output.square().mean().backward()
-        optimizer.step()
-        if leak == "last" or (leak == "first" and number in (2, 4, 5)):
-            kept.append({"first": hidden, "last": output}[leak].detach())
-
-    measured = measure(step=step, model=model, optimizer=optimizer, batch=x, steps=5, source="cpu")
-    return snapshot_of(replay(measured))
-
-
-LEAKS: tuple[str | None, ...] = ("last", None, "first")
-"""For each hidden snapshot the module whose tensors pile up in it; None where none do."""
-example_snapshot = partial(snapshot, LEAKS[0])  # one of the hidden ones, to look at
+    found = list[Any]()
+    with on_new_gpu():
+        torch.cuda.memory._record_memory_history()
+        model = nn.Sequential(nn.Linear(96, 640), nn.Linear(640, 48)).to("cuda")
+        optimizer = torch.optim.AdamW(model.parameters())
+        batch = torch.randn(512, 96, device="cuda")
+        for step in range(1, 5):
+            hidden = model[0](batch)
+            output = model[1](hidden)
+            output.square().mean().backward()
+            made = dict(zip(LINES, (hidden.detach(), output.detach()), strict=True))
+            kept += [tensor for line, tensor in made.items() if line == leak or step == 3]
+            del hidden, output, made
+            optimizer.step()
+            optimizer.zero_grad()
+            if step == 3:
+                kept.append(torch.zeros(2048, 1024, device="cuda"))
+            found.append(torch.cuda.memory._snapshot())
+    return found
 
 
-@exercise("12.4", "A leak is neither the largest nor the oldest block: it has blocks from several steps.")
+LEAKS: tuple[str | None, ...] = (LINES[1], None, LINES[0])
+"""The line whose tensors pile up in each hidden case; None where none do."""
+example_snapshots = partial(snapshots, LEAKS[0])  # one of the hidden cases, to look at
+
+
+@exercise("12.4", "A leak is neither the largest nor the oldest block: its line grows from step to step.")
 def leak(answer: Any) -> None:
-    """`answer(snapshot)` is the module whose tensors pile up, or None."""
-    got = [call(answer, snapshot=snapshot(module), returns=str | None) for module in LEAKS]
-    always = "You give the same answer, whatever the snapshot says. Which steps count? Step 0 is the set-up."
-    expect(len(set(got)) > 1, always)
-    wrong = [(mine, module) for mine, module in zip(got, LEAKS, strict=True) if mine != module]
-    leaks = None not in [module for _, module in wrong]
-    none = "You find a leak where there is none. How many steps make a leak's blocks? Step 0 is the set-up."
-    expect(leaks, none)
-    missed = "You find nothing, but something piles up: count the steps of each module's living blocks."
+    """`answer(snapshots)` is the line of code whose tensors pile up, or None."""
+    got = [call(answer, snapshots=snapshots(line), returns=str | None) for line in LEAKS]
+    wrong = [(mine, line) for mine, line in zip(got, LEAKS, strict=True) if mine != line]
+    none = "You find a leak where there is none. Do the line's bytes grow from *each* snapshot to the next?"
+    expect(None not in [line for _, line in wrong], none)
+    missed = "You find nothing, but something piles up: add up each line's living bytes in each snapshot."
     expect(None not in [mine for mine, _ in wrong], missed)
-    once = (
-        "The tensors that you name were made in one step and kept. Which are made in several? "
-        "(A module's name is in frames[0]['filename'].)"
-    )
-    expect(not wrong, once)
+    expect(not wrong, "You name a line whose tensors are kept once. Which line makes more and more?")
 
 
 # --------------------------------------------------------------------------------------------------
 # 12.5: allocator
 Rule = tuple[str, str, list[str]]
 """What is said where that counter ("": any) is off in *all* of these traces, for the lesson's player."""
+SMALL = TransformerConfig("small", "gpt2", 2, hidden=128, heads=4, vocab=4000, max_positions=128)
 RULES: list[Rule] = tomllib.loads(Path(__file__).with_name("rules.toml").read_text(encoding="utf-8"))["rules"]
 
 

@@ -1,14 +1,11 @@
-"""Lesson 12: small traces to replay, the allocator's reason at each event, several runs in one process."""
+"""Lesson 12: small traces to replay, and the allocator's reason at each event."""
 
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 from ...allocator.policy import TAKEN, Block, CachingAllocator, DriverCall
-from ...allocator.replay import Playback, Replay, Request, check_replay, replay, requests_of
-from ...measurement import Measurement
-from ...units import BLOCK, GB, GiB, KiB, MiB
+from ...allocator.replay import Playback, Replay, Request
+from ...units import BLOCK, GiB, KiB, MiB
 
 SIZES = {"K": KiB, "": MiB, "M": MiB}
 TOKEN = re.compile(r"(?P<name>\w+)=(?P<size>[0-9]*\.?[0-9]+)(?P<unit>[KM]?)|-(?P<freed>\w+)")
@@ -101,39 +98,3 @@ def spelled(size: int) -> str:
     units = ((GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB"), (1, "B"))
     unit, name = next((unit, name) for unit, name in units if size >= unit or unit == 1)
     return f"{size / unit:,.4g} {name}"
-
-
-@dataclass(frozen=True)
-class Process:
-    """Runs in one process; `spans` has the (first, last) of each, for `replayed.allocated[first:last]`."""
-
-    replayed: Replay
-    spans: Mapping[str, tuple[int, int]] = field(repr=False)
-
-
-def in_one_process(runs: Mapping[str, Measurement]) -> Process:
-    """The runs in order, each freed when it ends, through one allocator that keeps its cache."""
-    events = list[tuple[int, object]]()
-    spans = dict[str, tuple[int, int]]()
-    for label, measured in runs.items():
-        first = len(events)
-        live = Counter[int]()
-        for size, name, _ in requests_of(measured):
-            live[name] += size
-            events.append((size, (label, name)))
-        spans[label] = (first, len(events))
-        events += [(-size, (label, name)) for name, size in live.items() if size]
-    return Process(replay(events), spans)
-
-
-def curves(replayed: Replay, points: int = 400) -> dict[str, tuple[list[float], list[float]]]:
-    """Reserved and allocated GB for `lines`: the highest value of each of about `points` stretches."""
-    check_replay(replayed)
-    step = max(1, -(-len(replayed) // points))
-    starts = range(0, len(replayed), step)
-    at = [float(min(start + step, len(replayed))) for start in starts]
-    named = {"reserved": replayed.reserved, "allocated": replayed.allocated}
-    return {
-        name: (at, [max(curve[start : start + step]) / GB for start in starts])
-        for name, curve in named.items()
-    }

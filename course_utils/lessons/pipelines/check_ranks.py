@@ -1,28 +1,17 @@
-"""Two stages, and what their step should do; as a program that `checks` starts, a judge on two real ranks."""
+"""Two stages, what their step should do, and its judge on two real ranks."""
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional
 
 from ..shared.judging import seeded
-from ..shared.on_ranks import report_judged, sending
+from ..shared.on_ranks import sending
 
 SIZES = ((3, 1, 4, 2), (4,), (1, 1, 1), (2, 5))  # rows of each micro-batch
-NAMES = {
-    "torch": torch,
-    "nn": nn,
-    "F": functional,
-    "mse_loss": functional.mse_loss,
-    "dist": dist,
-    "deque": deque,
-    "get_gradient_edge": get_gradient_edge,
-}
 
 
 def stages() -> list[nn.Sequential]:
@@ -72,7 +61,3 @@ def difference(step: Any) -> dict[str, float]:
             found = torch.zeros_like(weight) if weight.grad is None else weight.grad
             off = max(off, (found - right).abs().max().item())
     return {"off": off}
-
-
-if __name__ == "__main__":
-    report_judged({"step": difference}, NAMES)

@@ -17,7 +17,7 @@ from torch.nn.functional import mse_loss
 from ...interactive.feedback import Mistakes, call, exercise, expect, fail, of_kind, recognized
 from ..shared.judging import same, seeded
 from ..shared.on_ranks import found_on_ranks
-from .check_ranks import SIZES, batch, of_whole, stages
+from .check_ranks import SIZES, batch, difference, of_whole, stages
 from .schedules import most_kept, simulate
 
 # --------------------------------------------------------------------------------------------------
@@ -147,7 +147,6 @@ def _forwards_first(works: Sequence[str]) -> int:
 
 # --------------------------------------------------------------------------------------------------
 # 14.3: two_stages
-PROGRAM = "course_utils.lessons.pipelines.check_ranks"
 STARTS = "First the check plays the other stage. Then two processes start, which takes about five seconds."
 SCALES: dict[str, Callable[[int, Sequence[int]], float]] = {
     "You count each micro-batch's loss as if it were the complete batch's: whose mean is it?": (
@@ -165,7 +164,7 @@ def two_stages(answer: Any) -> None:
     for sizes in SIZES:
         for rank in (1, 0):
             _play(answer, rank, sizes)
-    off = max(found["off"] for found in found_on_ranks(PROGRAM, 2, "step", answer))
+    off = max(found["off"] for found in found_on_ranks(difference, 2, answer))
     outside = "It is right in one process, but not on real ranks. Do you keep anything outside of it?"
     expect(off < 1e-4, outside)
 

@@ -1,10 +1,9 @@
 """Checks of lesson 03, "Mixed precision": each names the misconception, never the answer."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from functools import partial
 from numbers import Real
-from operator import eq
 from typing import Any
 
 import torch
@@ -37,38 +36,24 @@ def _limits(e: int, m: int) -> tuple[float, float, float]:
     return 2.0**-m, (2 - 2.0**-m) * 2.0**bias, 2.0 ** (1 - bias)
 
 
-# of each limit, what is said if it is off, and its mistakes: functions of the right number and of m
-LIMITS: Mapping[str, tuple[str, Mistakes]] = {
-    "epsilon": (
-        "It depends only on the mantissa's bits: take 1 and change the last of them.",
-        {"Half of epsilon is the largest error of rounding near 1.": lambda epsilon, m: epsilon / 2},
-    ),
-    "largest number": (
-        "Take the largest exponent, all mantissa bits 1. Is the bias right?",
-        {
-            "Your largest number is the first power of two *beyond* the largest.": (
-                lambda largest, m: 2 * largest / (2 - 2.0**-m)
-            ),
-            "Your largest number has a mantissa of zeros. What makes it larger?": (
-                lambda largest, m: largest / (2 - 2.0**-m)
-            ),
-            "Your largest number has the exponent that is set aside for infinity and NaN.": (
-                lambda largest, m: 2 * largest
-            ),
-        },
-    ),
-    "smallest normal number": (
-        "Take the smallest exponent that is not set aside. Is the bias right?",
-        {
-            "You return the smallest *subnormal* number. Normal ones have at least E = 1.": (
-                lambda smallest, m: smallest * 2.0**-m
-            ),
-            "Your smallest normal number has E = 0, which is for subnormal numbers.": (
-                lambda smallest, m: smallest / 2
-            ),
-        },
-    ),
+LIMITS = {  # in the order of the answer, and what is said if it is off
+    "epsilon": "It depends only on the mantissa's bits: take 1 and change the last of them.",
+    "largest number": "Take the largest exponent, all mantissa bits 1. Is the bias right?",
+    "smallest normal number": "Take the smallest exponent that is not set aside. Is the bias right?",
 }
+# a limit, how many times as large it is by mistake, and what is said then
+LIMIT_MISTAKES: Sequence[tuple[str, Callable[[int], float], str]] = (
+    ("epsilon", lambda m: 1 / 2, "Half of epsilon is the largest error of rounding near 1."),
+    ("largest number", lambda m: 2 / (2 - 2.0**-m), "It is the first power of two *beyond* the largest."),
+    ("largest number", lambda m: 1 / (2 - 2.0**-m), "It has a mantissa of zeros. What makes it larger?"),
+    ("largest number", lambda m: 2, "It has the exponent that is set aside for infinity and NaN."),
+    (
+        "smallest normal number",
+        lambda m: 2.0**-m,
+        "That is the smallest *subnormal*. Normal is E = 1 or more.",
+    ),
+    ("smallest normal number", lambda m: 1 / 2, "It has E = 0, which is for subnormal numbers."),
+)
 
 
 @exercise(
@@ -76,15 +61,15 @@ LIMITS: Mapping[str, tuple[str, Mistakes]] = {
 )
 def limits(answer: Any) -> None:
     """`answer(e, m)` is epsilon, the largest finite and the smallest normal number of e and m bits."""
-    got = [call(answer, e=e, m=m, returns=(tuple, list)) for e, m in WIDTHS]
-    for one in got:
-        expect(len(one) == 3, f"You return {len(one)} values, where 3 are needed: {', '.join(LIMITS)}.")
-    for place, (name, (hint, mistakes)) in enumerate(LIMITS.items()):
-        values = [of_kind(one[place], Real, f"Your {name} is") for one in got]
-        cases = [(_limits(e, m)[place], m) for e, m in WIDTHS]
-        recognized(values, cases, lambda right, m: right, mistakes, same=eq)
-        for (e, m), value, (right, _) in zip(WIDTHS, values, cases, strict=True):
-            expect(value == right, f"Your {name} is off for e = {e}, m = {m}. {hint}")
+    for e, m in WIDTHS:
+        got = call(answer, e=e, m=m, returns=(tuple, list))
+        expect(len(got) == 3, f"You return {len(got)} values, where 3 are needed: {', '.join(LIMITS)}.")
+        for name, value, right in zip(LIMITS, got, _limits(e, m), strict=True):
+            number = of_kind(value, Real, f"Your {name} is")
+            off = f"Your {name} is off for e = {e}, m = {m}."
+            for mistaken, times, message in LIMIT_MISTAKES:
+                expect(name != mistaken or number != times(m) * right, f"{off} {message}")
+            expect(number == right, f"{off} {LIMITS[name]}")
 
 
 # --------------------------------------------------------------------------------------------------

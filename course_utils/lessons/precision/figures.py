@@ -1,37 +1,12 @@
-"""Lesson 03's drawings: a number's bits, and gradients next to fp16's limits."""
+"""Lesson 03's figure: gradients next to fp16's limits."""
 
 import torch
-from matplotlib.patches import Patch
 
-from ...figures.style import MARGIN, WIDTH, CourseFigure, bare, legend, look, sheet
-from ...palette import INK, OVER, RAISED, RULE, stop
+from ...figures.style import MARGIN, WIDTH, CourseFigure, bare, look, sheet
+from ...palette import INK, OVER, RAISED, stop
 from ...units import percent
-from .number_formats import EXPONENT, FORMATS, MANTISSA, SIGN, UNUSED, encode, field_color, rounded, spelled
 
 INSIDE = WIDTH - 2 * MARGIN
-
-
-def bits_figure(value: float, title: str) -> CourseFigure:
-    """`value` in each format, a row of bits each, with the number that is really stored."""
-    stored = {name: spelled(rounded(name, value), 10) for name in FORMATS}  # fp32's tenth is not 0.1
-    with look():
-        figure = sheet(title, 24 + 56 * len(FORMATS))
-        ax = figure.place(MARGIN, 24, INSIDE, 56 * len(FORMATS))
-        ax.set(xlim=(0, 32), ylim=(len(FORMATS), 0))
-        ax.set_axis_off()
-        swatches = [Patch(facecolor=color, edgecolor=RULE) for color in (SIGN, EXPONENT, MANTISSA, UNUSED)]
-        legend(ax, swatches, ["sign", "exponent: range", "mantissa: precision", "stored, not read"])
-        for row, (name, form) in enumerate(FORMATS.items()):
-            ax.text(0, row + 0.34, name, fontsize=12.5, fontweight="bold")
-            ax.text(5, row + 0.34, stored[name], fontsize=12.5)
-            bits = f"{encode(form, value):0{form.bits}b}".ljust(8 * form.bytes)
-            colors = [field_color(form, index) for index in range(len(bits))]
-            cells = ax.barh(row + 0.69, 1, 0.5, range(len(bits)), color=colors, edgecolor="white")
-            ax.bar_label(cells, [*bits], label_type="center", fontsize=12.5)
-    told = "; ".join(f"{name} holds {number}" for name, number in stored.items())
-    figure.alt = f"{stop(title)} Bits of {spelled(value)}, row by row: {told}."
-    return figure
-
 
 POWERS = range(-44, 22)  # of two, which the histogram shows
 MADE = {

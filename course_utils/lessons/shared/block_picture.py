@@ -11,28 +11,31 @@ from ...figures.style import WIDTH, bare, look, sheet
 from ...palette import INK, QUIET, RULE
 from ...units import format_bytes
 from .block_trace import Made, Trace, trace
+from .compiled_trace import compiled_trace
 
 if TYPE_CHECKING:
     import torch
 
 ROW = 19.0  # points
 NODES, BARS, WIDE, FORMATS, UNITS, SIZES = 78.0, 252.0, 112.0, 374.0, 452.0, 526.0  # points from the left
+LONGEST = 29  # characters of an operation's name
 SMALL = 0.1  # bytes per s·b·h, below which a tensor gets no row: statistics, logsumexp, random state
 
 
 def draw_block(
-    block: "Callable[[torch.Tensor], torch.Tensor]", x: "torch.Tensor", title: str = ""
+    block: "Callable[[torch.Tensor], torch.Tensor]", x: "torch.Tensor", title: str = "", compile: bool = False
 ) -> CourseFigure:
     """Run block(x) once, and draw its operations, the tensors that they make, and what autograd keeps.
 
     `block` is a module or a function of x, in any format and on any device; call this inside autocast, if
-    the block runs there.
+    the block runs there. With `compile` it is compiled first, and only what its kernels write is drawn.
     """
-    return block_picture(trace(block, x), title)
+    traced = compiled_trace(block, x) if compile else trace(block, x)
+    return block_picture(traced, title)
 
 
 def block_picture(traced: Trace, title: str = "", provenance: str = "") -> CourseFigure:
-    """The picture of a block that `trace` has followed; `.rows` has the small tensors, too."""
+    """The picture of a block that was traced, eager or compiled; `.rows` has the small tensors, too."""
     shown = list(_rows(traced))
     units = traced.kept / traced.numbers
     title = title or f"Backward needs {format_bytes(traced.kept, 'MB', 1)} of this block: {units:.1f} · s·b·h"
@@ -82,6 +85,16 @@ def _name(traced: Trace, number: int) -> str:
     return f"{step.module}: {step.name}" if step.module else step.name
 
 
+def _short_name(traced: Trace, number: int) -> str:
+    """An operation's name; where that is too long for its place, without the first of several operators."""
+    name = _name(traced, number)
+    module, colon, operators = name.rpartition(": ")
+    while len(name) > LONGEST and " + " in operators:
+        operators = operators.partition(" + ")[2]
+        name = f"{module}{colon}… + {operators}"
+    return name
+
+
 def _draw_edges(ax: Axes, traced: Trace, places: dict[int, int]) -> None:
     """Each tensor's way from the node that makes it to the nodes that read it; one that skips nodes bends."""
     for number, step in enumerate(traced.operations):
@@ -110,7 +123,7 @@ def _draw_rows(ax: Axes, traced: Trace, shown: list[tuple[int, Made]], places: d
     for row, (number, made) in enumerate(shown):
         if places[number] == row:
             ax.plot(NODES, row, "o", color="white", markeredgecolor=INK, markersize=7, zorder=3)
-            ax.text(NODES + 10, row, _name(traced, number), va="center", fontsize=10.5)
+            ax.text(NODES + 10, row, _short_name(traced, number), va="center", fontsize=10.5)
         else:
             also = "its mask" if made.dtype == "bool" else "its other tensor"
             ax.text(NODES + 22, row, also, va="center", fontsize=10.5, color=QUIET)

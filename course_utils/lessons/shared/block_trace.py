@@ -128,7 +128,7 @@ class _Follower(TorchDispatchMode):
             name = func.overloadpacket.__name__
             spelled = NAMES.get(name, name.strip("_"))
             if name == "_to_copy":
-                spelled = f"to {_short(made[0].dtype)}"
+                spelled = f"to {short(made[0].dtype)}"
             self.makers |= {_storage(tensor): len(self.steps) for tensor in made}
             running = self.running[-1] if self.running else ""
             self.steps.append(_Step(spelled, running, made, sorted(set(reads))))
@@ -142,11 +142,11 @@ class _Follower(TorchDispatchMode):
 
 
 def _described(tensor: torch.Tensor, kept: set[int]) -> Made:
-    made = Made(tuple(tensor.shape), _short(tensor.dtype), tensor.untyped_storage().nbytes())
+    made = Made(tuple(tensor.shape), short(tensor.dtype), tensor.untyped_storage().nbytes())
     return replace(made, kept=_storage(tensor) in kept)
 
 
-def _short(dtype: torch.dtype) -> str:
+def short(dtype: torch.dtype) -> str:
     name = str(dtype).removeprefix("torch.")
     return SHORT.get(name, name)
 

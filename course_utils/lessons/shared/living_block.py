@@ -12,10 +12,13 @@ from ...errors import check_known
 from ...estimating.formula import block_bytes
 from ...interactive.html_bars import Picture
 from ...interactive.widgets import SliderBox, dropdown, slider
+from ...measuring.compiling import unavailable
+from ...measuring.cuda_answers import CARD
 from ...units import format_bytes, format_signed
 from ...watching.on_gpu import on_new_gpu
 from .block_picture import block_picture
 from .block_trace import Trace, trace
+from .compiled_trace import compiled_trace
 
 
 class NormInPieces(nn.Module):
@@ -101,6 +104,7 @@ class Choices:
     dropout: float = 0.1
     norm: str = "LayerNorm"
     mlp: str = "GELU"
+    compile: bool = False
 
     def __post_init__(self) -> None:
         check_known("attention", self.attention, ("eager", "flash"))
@@ -117,17 +121,27 @@ class Choices:
             block = ExampleBlock(model.hidden, model.heads, *parts).to("cuda", dtype)
             x = torch.empty(shape, device="cuda", dtype=dtype, requires_grad=True)
             with torch.autocast("cuda", torch.bfloat16, enabled=self.autocast):
-                return trace(block, x)
+                return compiled_trace(block, x) if self.compile else trace(block, x)
 
     def run(self) -> TrainingRun | None:
         """The same block as a run, or None where it has operations that the closed form does not know."""
-        if "single" in self.norm + self.mlp:
+        if "single" in self.norm + self.mlp or (self.compile and self.attention == "eager"):
             return None
         model = replace(PRESETS["gpt2"], dropout=self.dropout, norm=self.norm.lower())
         if self.mlp != "GELU":
             model = replace(model, mlp="swiglu", ffn=8 * model.hidden // 3)
         precision = "amp-bf16" if self.autocast else "bf16-master"
-        return TrainingRun(model, self.micro_batch, self.seq_len, precision, attention=self.attention)
+        compiled = "blocks" if self.compile else "none"
+        return TrainingRun(
+            model, self.micro_batch, self.seq_len, precision, attention=self.attention, compile=compiled
+        )
+
+
+def _cannot_compile() -> str:
+    """The reason why this torch cannot compile for a simulated GPU; "" where it can."""
+    with on_new_gpu():
+        torch.compile(lambda: None)  # the first call tries a small step
+        return unavailable(CARD)
 
 
 class LivingBlock(SliderBox):
@@ -147,6 +161,7 @@ class LivingBlock(SliderBox):
             "dropout": dropdown("dropout", (0.1, 0.0), first.dropout),
             "norm": dropdown("norms", list(NORMS), first.norm),
             "mlp": dropdown("MLP", MLPS, first.mlp),
+            "compile": dropdown("code", [("eager", False), ("torch.compile", True)], first.compile),
             "seq_len": slider("tokens s", (128, 256, 512, 1024), first.seq_len, continuous=False),
             "micro_batch": slider("sequences b", (1, 2, 4, 8), first.micro_batch, continuous=False),
         }
@@ -158,19 +173,28 @@ class LivingBlock(SliderBox):
 
     def redraw(self) -> tuple[Picture, str]:
         choices = self.choices
+        missing = _cannot_compile() if choices.compile else ""
+        if missing:
+            choices = replace(choices, compile=False)
         traced = choices.traced()
         kept = format_bytes(traced.kept, "MB", 2)
-        message = f"By torch's hooks, the block keeps <b>{kept}</b>: {traced.numbers:,} numbers s·b·h, "
+        message = f"It cannot be compiled here ({missing}), so it is eager. " if missing else ""
+        source = "the compiler's graph" if choices.compile else "torch's hooks"
+        message += f"By {source}, the block keeps <b>{kept}</b>: {traced.numbers:,} numbers s·b·h, "
         message += f"{traced.kept / traced.numbers:.2f} bytes for each."
         run = choices.run()
         if run is None:
-            message += " The closed form has no rows for single operations."
+            lacks = (
+                "single operations" if "single" in choices.norm + choices.mlp else "compiled eager attention"
+            )
+            message += f" The closed form has no rows for {lacks}."
         else:
             estimated = block_bytes(run)
             gap = format_signed(estimated - traced.kept)
             message += f" The closed form: {format_bytes(estimated, 'MB', 2)}, the gap: {gap}."
         formats = "autocast to bf16" if choices.autocast else "weights in bf16"
-        where = f"traced on the simulated GPU · {choices.attention} attention, {formats}"
+        code = "compiled" if choices.compile else "traced"
+        where = f"{code} on the simulated GPU · {choices.attention} attention, {formats}"
         return block_picture(traced, provenance=where), message
 
 

@@ -3,17 +3,18 @@
 import __future__
 
 import ast
+import importlib
 import inspect
-import json
 import linecache
 import re
 import sys
-import tempfile
 import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -22,44 +23,43 @@ import torch.distributed as dist
 from ...interactive.feedback import EXITS, CheckFailed, expect, fail
 from ...interactive.torch_settings import restore_defaults
 from ...ranks.launch import RankFailed, run_ranks
-from ...ranks.worker import report_on_gloo
 
 STANDSTILL_SECONDS = 60.0  # for which an exchange waits, if some rank does not take part in it
 WAITED = "On real ranks, your function waits for another rank that sends nothing, or has ended: for ever."
-_outcomes: dict[tuple[str, int, str, str, str], list[dict[str, Any]]] = {}  # starting processes takes seconds
+
+DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
+
+Judge = Callable[[Any], dict[str, Any]]
+"""A function of a lesson's checks: what it finds on its rank about a learner's function, as JSON can hold."""
+
+_outcomes: dict[tuple[int, str, str, str, str], list[dict[str, Any]]] = {}  # starting processes takes seconds
 
 
-def outcomes(
-    program: str, ranks: int, functions: Iterable[tuple[str, Callable[..., Any]]]
-) -> list[list[dict]]:
-    """The findings of the module `program`, which calls `report_judged`, on each function, rank by rank.
+def outcomes(ranks: int, functions: Iterable[tuple[Judge, Callable[..., Any]]]) -> list[list[dict]]:
+    """The findings of judges on learners' functions, rank by rank; the same processes run all of them.
 
-    Functions come with the name of their judge; the same processes run all of them. An outcome is the judge's
-    dictionary, or {"said": what the learner should read} where the judge expected in vain, when no exchange
-    is to come any more, or the function raised. Raises CheckFailed for a function without a text to send to
-    the ranks, and for one that ends a process or never ends.
+    An outcome is the judge's dictionary, or {"said": what the learner should read} where the judge expected
+    in vain, when no exchange is to come any more, or the function raised. Raises CheckFailed for a function
+    without a text to send to the ranks, and for one that ends a process or never ends.
     """
-    wanted = [(program, ranks, judge, *_source_of(function)) for judge, function in functions]
+    wanted = [
+        (ranks, judge.__module__, judge.__name__, *_source_of(function)) for judge, function in functions
+    ]
     new = [function for function in dict.fromkeys(wanted) if function not in _outcomes]
     if new:
-        with tempfile.TemporaryDirectory(prefix="course-check-", ignore_cleanup_errors=True) as folder:
-            file = Path(folder, "functions.json")
-            file.write_text(json.dumps([function[2:] for function in new]), encoding="utf-8")
-            try:
-                by_rank = run_ranks(program, ranks, [str(file)])
-            except RankFailed as error:
-                raise CheckFailed(f"On real ranks your function did not come to its end: {error}") from error
+        try:
+            by_rank = run_ranks(judged, ranks, functions=[function[1:] for function in new])
+        except RankFailed as error:
+            raise CheckFailed(f"On real ranks your function did not come to its end: {error}") from error
         # by_rank has a list of findings for each rank; its columns are those of each function
         for function, *found in zip(new, *by_rank, strict=True):
             _outcomes[function] = found
     return [_outcomes[function] for function in wanted]
 
 
-def found_on_ranks(
-    program: str, ranks: int, judge: str, function: Callable[..., Any]
-) -> list[dict[str, Any]]:
+def found_on_ranks(judge: Judge, ranks: int, function: Callable[..., Any]) -> list[dict[str, Any]]:
     """The outcomes of one learner's function, by rank. Raises CheckFailed with what one of them says."""
-    (found,) = outcomes(program, ranks, [(judge, function)])
+    (found,) = outcomes(ranks, [(judge, function)])
     said = [one["said"] for one in found if "said" in one]
     if said:
         # when a rank raises, others wait for it: what it said comes first
@@ -124,20 +124,20 @@ def sending() -> Iterator[Callable[[torch.Tensor, int], None]]:
         work.wait()
 
 
-def report_judged(judges: Mapping[str, Callable[[Any], dict[str, Any]]], names: Mapping[str, Any]) -> None:
-    """Be a rank that hands back the outcomes; a learner's function may use `names` without importing them."""
-    functions = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+def judged(functions: list[tuple[str, str, str, str]]) -> list[dict[str, Any]]:
+    """Be a rank that finds the outcomes: of functions by their judge's module and name, text, and name."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=STANDSTILL_SECONDS))
+    found = [
+        _outcome(getattr(importlib.import_module(module), judge), source, name)
+        for module, judge, source, name in functions
+    ]
+    dist.destroy_process_group()
+    return found
 
-    def judged() -> list[dict]:
-        return [_outcome(judges[judge], names, *function) for judge, *function in functions]
 
-    report_on_gloo(judged, STANDSTILL_SECONDS)
-
-
-def _outcome(
-    judge: Callable[[Any], dict[str, Any]], names: Mapping[str, Any], source: str, name: str
-) -> dict:
-    namespace = dict(names)
+def _outcome(judge: Judge, source: str, name: str) -> dict[str, Any]:
+    namespace: dict[str, Any] = {}
     try:
         exec(compile(source, "<your function>", "exec", __future__.annotations.compiler_flag), namespace)
         return judge(namespace[name])
@@ -150,17 +150,18 @@ def _outcome(
             return {"said": WAITED}
         said = f"On real ranks, your function raised {type(error).__name__}: {error}"
         if isinstance(error, NameError):
-            said += " (Of other cells, real ranks know the imports alone.)"
+            said += " (Of other cells, real ranks know only imports and functions.)"
         return {"said": said}
     finally:
         restore_defaults()  # the next function runs in the same process
 
 
 def _source_of(function: Callable[..., Any]) -> tuple[str, str]:
-    """The text of a learner's function or class, with that of its cell's helpers, and its name."""
+    """The text of a learner's function or class, with what it uses of its cell and others, and its name."""
     try:
         own = vars(function).values() if inspect.isclass(function) else (function,)
-        file = next(one.__code__.co_filename for one in own if inspect.isfunction(one))
+        first = next(one for one in own if inspect.isfunction(one))
+        file = first.__code__.co_filename
         in_a_cell = not Path(file).is_file()
         source = _definitions(file) if in_a_cell else textwrap.dedent(inspect.getsource(function))
     except (OSError, TypeError, StopIteration, SyntaxError) as error:
@@ -168,12 +169,31 @@ def _source_of(function: Callable[..., Any]) -> tuple[str, str]:
         raise CheckFailed(lost) from error
     defined = re.search(rf"^(def|class) {function.__name__}\b", source, re.MULTILINE)
     expect(defined, "Define your function in a cell, with `def`: its text goes to other processes.")
-    return source, function.__name__
+    here = {node.name for node in ast.walk(ast.parse(source)) if isinstance(node, DEFINITIONS)}
+    return "\n".join([*_of_other_cells(source, first.__globals__, here), source]), function.__name__
+
+
+def _of_other_cells(source: str, known: Mapping[str, Any], sent: set[str]) -> Iterator[str]:
+    """Lines that import what `source` uses of a notebook's imports, and the functions of its other cells."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Name) or node.id not in known or node.id in sent:
+            continue
+        sent.add(node.id)
+        value = known[node.id]
+        name, module = (getattr(value, what, None) or "" for what in ("__name__", "__module__"))
+        if isinstance(value, ModuleType):
+            yield f"import {name} as {node.id}"
+        elif inspect.isfunction(value) and module == known["__name__"]:
+            text = textwrap.dedent(inspect.getsource(value))
+            yield from _of_other_cells(text, known, sent)
+            yield text
+        elif name and getattr(sys.modules.get(module), name, None) is value and module != "__main__":
+            yield f"from {module} import {name} as {node.id}"
 
 
 def _definitions(cell: str) -> str:
     """The imports, definitions and constants of a notebook's cell: helpers too, but no calls of checks."""
-    kinds = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
+    kinds = (ast.Import, ast.ImportFrom, *DEFINITIONS)
     body = ast.parse("".join(linecache.getlines(cell))).body
     chosen = [one for one in body if isinstance(one, kinds) or _is_constant(one)]
     return ast.unparse(ast.Module(chosen, []))

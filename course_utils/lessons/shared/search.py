@@ -1,7 +1,8 @@
 """Search over the course: `find("reserved memory")` or, in a terminal, `python3 -m course_utils find`.
 
-Lessons, exercises, glossary, cheat sheet, errata and quiz questions are read at each search, so no index can
-go stale. Solutions, hints and the choices of a quiz are left out: a search must not give an answer away.
+Lessons, exercises, quiz questions, glossary, cheat sheet, errata and the page of questions are read at each
+search, so no index can go stale. Solutions, hints and the choices of a quiz are left out: a search must not
+give an answer away.
 
 SQLite's FTS5 was tried in place of `_score`, with the same rule for exact headings. Asked for each of 249
 headings of lessons it puts 178 first, where this puts 191; for `max_memory_allocated` it names an exercise
@@ -26,9 +27,11 @@ from .. import quiz
 WORD = re.compile(r"\w+")
 COMPOUND = re.compile(r"\w+(?:[-_]\w+)+")
 HEADING = re.compile(r"^#{1,3} +(.+?) *$", re.MULTILINE)
+QUESTION = re.compile(r"^### +(.+?) *$", re.MULTILINE)
 HIDDEN = re.compile(r"^```.*?^```$|<details>.*?</details>", re.MULTILINE | re.DOTALL)
 ANCHORED = re.compile(r'^<span id="([^"]+)"></span>\n\n## +(.+?) *$', re.MULTILINE)
 PAGES = {"glossary": "docs/glossary.md", "cheat sheet": "docs/cheat_sheet.md", "errata": "docs/errata.md"}
+QUESTIONS = "docs/questions.md"
 SHOWN = 10
 
 # JupyterLab 4.6 looks for the place before the notebook is there, unless it opens quickly.
@@ -41,9 +44,9 @@ made_quiz = cache(quiz)
 class Place:
     """The text under one heading, or a question of a quiz.
 
-    `kind` is "lesson", "exercises", "quiz" or a page of docs/; `name` is "lesson 05 · Activations: The loss",
-    or "glossary: Peak"; `fragment` is what JupyterLab scrolls to after a "#"; `code` is searched as well, and
-    never shown; `line` is the text around what was asked.
+    `kind` is "lesson", "exercises", "quiz", "question" or a page of docs/; `name` is "glossary: Peak", or
+    "lesson 05 · Activations: The loss"; `fragment` is what JupyterLab scrolls to after a "#"; `code` is
+    searched as well, and never shown; `line` is the text around what was asked, or how an answer begins.
     """
 
     kind: str
@@ -120,7 +123,7 @@ def find(*words: str, root: Path = ROOT) -> Findings:
     if scores:
         # sections of equal score stay in the course's order
         best = sorted(scores, key=lambda place: -scores[place])
-        return Findings(asked, [replace(place, line=_around(place.text, patterns)) for place in best])
+        return Findings(asked, [replace(one, line=one.line or _around(one.text, patterns)) for one in best])
     unknown = [word for word, share in zip(wanted, shares, strict=True) if not share]
     return Findings(asked, [], _hint(course, unknown))
 
@@ -186,9 +189,23 @@ def places(root: Path) -> Iterator[Place]:
             for anchor, marked, body in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
                 heading = plain(marked)
                 yield Place(kind, f"{kind}: {heading}", heading, root / name, anchor, plain(body))
+    yield from _questions(root / QUESTIONS)
     for kind, folder in (("lesson", "notebooks"), ("exercises", "exercises")):
         for path in notebooks(root / folder):
             yield from _notebook(kind, path)
+
+
+def _questions(path: Path) -> Iterator[Place]:
+    """The questions that people ask, with their answers; none if there is no such page."""
+    if not path.exists():
+        return
+    _, *parts = QUESTION.split(path.read_text(encoding="utf-8"))
+    for asked, body in zip(parts[::2], parts[1::2], strict=True):
+        answer, _, _ = body.partition("\n## ")  # the next group of questions
+        text = plain(HIDDEN.sub("", answer))
+        fragment = asked.replace(" ", "-")  # as JupyterLab makes it from a heading
+        begins = textwrap.shorten(text, 120, placeholder=" …")
+        yield Place("question", f"question: {asked}", asked, path, fragment, text, line=begins)
 
 
 def _notebook(kind: str, path: Path) -> Iterator[Place]:
