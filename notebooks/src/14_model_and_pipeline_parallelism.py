@@ -411,7 +411,7 @@ def watched(stage, log):
 
 # %%
 def by_torch(schedule, mine, m, ranks):
-    """One step under a schedule of torch by this rank, which has the stages `mine`: order, squares."""
+    """Take one step by a schedule of torch on this rank's stages, `mine`: order, squares."""
     import torch
     from torch.distributed import pipelining
     from torch.nn.functional import mse_loss

@@ -210,9 +210,8 @@ check.ring_attention(ring_attention)
 for c in (1, 4, 16):
     s, h = 8192 // c, 4096
     sent = 2 * 2 * (c - 1) * s * h
-    print(
-        f"c = {c:2d}: scores of {s * s:>10,} numbers at a time; keys and values sent {sent / 1e6:5.1f} MB"
-    )
+    print(f"c = {c:2d}: scores of {s * s:>10,} numbers at a time", end="; ")
+    print(f"keys and values sent {sent / 1e6:5.1f} MB")
 
 # %% [markdown]
 # ## 3 · An upper end for an expert
