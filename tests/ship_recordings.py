@@ -11,7 +11,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from course_utils.lessons.will_it_fit.detective import broken_runs
 from course_utils.measurement import Measurement
 from course_utils.measuring.files import FOLDER, thinned
 from course_utils.measuring.recorded import FILE, key, save
@@ -61,9 +60,9 @@ def counted_runs() -> list[TrainingRun]:
 
 
 def replayed_runs() -> list[TrainingRun]:
-    """Those of lessons 12 and 19, recorded with all their allocations: the allocator replays them."""
+    """Those of lesson 12, recorded with all their allocations: the allocator replays them."""
     step = TrainingRun("gpt2", 8, 512)
-    return [step, step.replace(loss_chunks=2), *(run for run in broken_runs().values() if run != step)]
+    return [step, step.replace(loss_chunks=2)]
 
 
 def shipped(run: TrainingRun, steps: int) -> Measurement:

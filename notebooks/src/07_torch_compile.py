@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 90
+#     minutes: 65
 #     cpu_seconds: 40
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
@@ -12,7 +12,7 @@
 # %% [markdown]
 # # 07 · torch.compile
 #
-# **90 minutes.** You should know [lesson 05](05_activations.ipynb), and `checkpoint` from [lesson
+# **65 minutes.** You should know [lesson 05](05_activations.ipynb), and `checkpoint` from [lesson
 # 06](06_recomputation.ipynb). You need no GPU.
 #
 # Many people compile their model to make it faster. That also changes which tensors a step keeps. Some texts say that a
