@@ -756,7 +756,7 @@ reveal("11.tokens", ways["stage 3 over NVLink"], unit="tokens")
 # On a real cluster, small shards also cost latency. And FSDP2 gathers again for each
 # [micro-batch](../docs/glossary.md#micro-batch-and-global-batch), so stage 3 sends at least 2Ψ for each.
 #
-# ZeRO leaves one thing alone: every rank keeps all activations of its own micro-batch. Lesson 14 shards those, too, and
+# ZeRO leaves one thing alone: every rank keeps all activations of its own micro-batch. Lesson 15 shards those, too, and
 # [lesson 06](06_recomputation.ipynb) moves them to the host.
 
 # %% [markdown]
