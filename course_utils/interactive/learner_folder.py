@@ -27,7 +27,9 @@ MOVED_GUESSES = {
     "07.noise": "09.noise",
     "07.ramp": "09.ramp",
     "07.goyal": "09.goyal",
-    "09.tensor": "14.tensor",
+    "09.tensor": "15.tensor",
+    "11.plan": "15.plan",
+    "11.4": "15.1",
     "12.bit": "17.bit",
     "12.nf4": "17.nf4",
     "12.enough": "17.enough",
@@ -37,7 +39,7 @@ MOVED_GUESSES = {
     "12.3": "17.2",
     "12.4": "17.3",
 }
-"""Guesses and exercises of numbering 1 that moved to another lesson: of 07b, one of 11, quantization."""
+"""Guesses and exercises of numbering 1 that moved to another lesson: of 07b, of 11, quantization."""
 
 
 def course_home() -> Path:
