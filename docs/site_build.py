@@ -290,8 +290,10 @@ QUESTIONS = {
     "10": "What do replicas cost, and what do they send one another?",
     "11": "What happens when nothing is kept twice?",
     "12": "How can memory run out with a third of it free?",
-    "14": "How is a model cut, and what waits for what?",
-    "16": "How do you train a model that you could not even store?",
+    "14": "How is a model cut between layers, and what waits for what?",
+    "15": "Tensor, sequence, experts, pipeline: which cut when?",
+    "16": "What does a fine-tuning cost if only thin factors learn?",
+    "17": "How do you train a model that you could not even store?",
     "18": "Nine calculators answer one question. Who is right?",
     "19": "Will it fit? Can you predict the peak, and then be right?",
 }

@@ -11,11 +11,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from course_utils.lessons.will_it_fit.detective import broken_runs
 from course_utils.measurement import Measurement
 from course_utils.measuring.files import FOLDER, thinned
 from course_utils.measuring.recorded import FILE, key, save
 from course_utils.measuring.sources import measure
+from course_utils.models import TransformerConfig
 from course_utils.run import TrainingRun
 
 
@@ -35,16 +35,15 @@ def _runs() -> Iterator[TrainingRun]:
     yield TrainingRun("gpt2", 8, 1024)
     yield TrainingRun("gpt2-xl", 32, 1024, "bf16-master", "adamw-foreach", recompute="full")
     yield TrainingRun("gpt2-xl", 1, 1024, "bf16-master", "adamw-fused", accumulation_steps=32)
+    # 07: two compiled blocks
+    sizes: dict[str, Any] = {"hidden": 1024, "heads": 16, "vocab": 50_304, "max_positions": 2048}
+    small = TransformerConfig("two blocks of it", "gpt2", layers=2, tied=False, **sizes)
+    choices: dict[str, Any] = {"optimizer": "adamw-fused", "dropout": 0.0, "card": "H200-141GB"}
+    yield TrainingRun(small, 8, compile="model", **choices)
     # 11: FSDP2 as rank 0 of 128
     yield TrainingRun(
         "llama3-70b", 1, 8192, "bf16-master", recompute="full", world_size=128, zero_stage=3, loss_chunks=16
     )
-    # 16: all weights trained, LoRA, and a small QLoRA step
-    gpt2 = TrainingRun("gpt2", 4, 512)
-    everywhere = ("attention", "mlp")
-    yield from (gpt2, gpt2.replace(lora_rank=8), gpt2.replace(lora_rank=8, lora_targets=everywhere))
-    quantized = {"lora_rank": 16, "lora_targets": everywhere, "frozen_bits": 4}
-    yield TrainingRun("tiny-llama", 4, 256, "bf16", "adam8bit", recompute="full", **quantized)
     # 18
     yield from counted_runs()
     # the demos, for the card that stands for every machine without a GPU
@@ -67,9 +66,9 @@ def counted_runs() -> list[TrainingRun]:
 
 
 def replayed_runs() -> list[TrainingRun]:
-    """Those of lessons 12 and 19, recorded with all their allocations: the allocator replays them."""
+    """Those of lesson 12, recorded with all their allocations: the allocator replays them."""
     step = TrainingRun("gpt2", 8, 512)
-    return [step, step.replace(loss_chunks=2), *(run for run in broken_runs().values() if run != step)]
+    return [step]
 
 
 def shipped(run: TrainingRun, steps: int) -> Measurement:

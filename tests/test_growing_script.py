@@ -10,7 +10,7 @@ import pytest
 from course_utils import estimate
 from course_utils.interactive.course_files import ROOT
 from course_utils.lessons.shared import growing_script
-from course_utils.lessons.shared.growing_script import OWN, Script, Stage, script, stages, watched
+from course_utils.lessons.shared.growing_script import OWN, Script, Stage, all_stages, script, stages, watched
 from course_utils.measuring.files import Line
 from course_utils.measuring.recorded import Recording
 
@@ -85,6 +85,10 @@ def test_the_change_is_shown_with_signs_and_what_is_not_recorded_is_called_so():
     for stage, row in zip(shown.stages, rows[1:], strict=False):
         assert row[3] == f"{stage.simulated / 1e9:.2f} GB"
         assert ("not recorded" in row) == (stage.recording is None)
+
+
+def test_the_whole_table_has_every_stage_and_no_copy():
+    assert [row[0] for row in all_stages().rows] == ["lesson", *STAGES]
 
 
 def test_a_recording_is_shown_for_the_text_that_ran_alone(monkeypatch):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from torch.nn.functional import linear
+from torch.nn.functional import cross_entropy, linear
 
 from course_utils.lessons.shared import language_model as lm
 from course_utils.lessons.shared.language_model import train_language_model
@@ -30,6 +30,14 @@ def test_it_learns(optimizer: str, rate: float) -> None:
     trained = train_language_model(lambda _: made, steps=25, model=model)
     assert trained.losses[0] == pytest.approx(math.log(len(lm.vocabulary())), abs=0.3)  # knows nothing yet
     assert trained.final < 0.9 * trained.losses[0]
+
+
+def test_mean_loss_is_that_of_every_whole_window() -> None:
+    model = lm.language_model()
+    tokens = lm.encode(lm.corpus())
+    starts = range(0, len(tokens) - 100, 100)
+    windows = [cross_entropy(model(tokens[None, k : k + 100])[0], tokens[k + 1 : k + 101]) for k in starts]
+    assert lm.mean_loss(model, 100) == pytest.approx(torch.stack(windows).mean().item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

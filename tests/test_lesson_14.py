@@ -1,29 +1,34 @@
-"""Lesson 14: answers and their hints; the simulator and the plans against closed forms; its figures."""
+"""Lesson 14: answers and their hints; the simulator against closed forms; its figures."""
 
 from itertools import accumulate, pairwise, product
 from typing import Any
 
 import pytest
-import torch.nn.functional as F
+import torch
 from checking import Answers, JudgedAnswers
 from edits import edited
 from matplotlib.colors import to_hex
+from torch.func import functional_call
 from torch.nn.functional import mse_loss
 
-from course_utils import TrainingRun, estimate, gpu
-from course_utils.breakdown import KINDS
-from course_utils.estimating import moments
-from course_utils.estimating.states import gradient_bytes, optimizer_state_bytes, parameter_bytes
-from course_utils.estimating.step_time import communicated
 from course_utils.lessons.pipelines.check_ranks import difference
-from course_utils.lessons.pipelines.cluster_plans import Cluster, Plan, account, cheapest, plans, step_flops
-from course_utils.lessons.pipelines.figures import COLOUR, pipeline_figure
-from course_utils.lessons.pipelines.memory import blocks_of, stage_memory, stage_shapes
-from course_utils.lessons.pipelines.schedules import BACKWARD, FORWARD, SCHEDULES, bubble, most_kept, simulate
+from course_utils.lessons.pipelines.figures import (
+    COLOUR,
+    COLOURS_OF_HALVES,
+    pipeline_figure,
+    schedules_figure,
+)
+from course_utils.lessons.pipelines.schedules import (
+    BACKWARD,
+    FORWARD,
+    SCHEDULES,
+    bubble,
+    follow,
+    most_kept,
+    simulate,
+)
 from course_utils.lessons.pipelines.widget import pipeline_player
 from course_utils.lessons.shared.on_ranks import outcomes
-from course_utils.model_files import model_config
-from course_utils.models import parameter_shapes
 
 
 # --------------------------------------------------------------------------------------------------
@@ -136,31 +141,36 @@ def tried() -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# 14.4: parallel_mlp
-def by_hooks(x: Any, up: Any, up_bias: Any, down: Any, down_bias: Any, all_reduce: Any) -> Any:
-    """A hook instead of `Shared`, and a constant added instead of `Summed`."""
+# 14.4: stashed
+def with_graphs(stage: Any, order: Any, inputs: Any, gradients: Any, rate: Any) -> dict[str, Any]:
+    """Each forward's graph holds its version; `autograd.grad` adds nothing up."""
+    now = {name: weight.detach().requires_grad_() for name, weight in stage.named_parameters()}
+    flying = {}
+    for work in order:
+        i = int(work[1:])
+        if work.startswith("F"):
+            flying[i] = (now, functional_call(stage, now, inputs[i]))
+            continue
+        seen, y = flying.pop(i)
+        slopes = torch.autograd.grad(y, list(seen.values()), gradients[i])
+        moved = [weight - rate * slope for weight, slope in zip(now.values(), slopes, strict=True)]
+        now = {name: weight.detach().requires_grad_() for name, weight in zip(now, moved, strict=True)}
+    return now
 
-    def summed(tensor: Any) -> Any:
-        whole = tensor.detach().clone()
-        all_reduce(whole)
-        return whole
 
-    x = x.view_as(x)
-    x.register_hook(summed)
-    part = F.gelu(x @ up.T + up_bias) @ down.T
-    return part + (summed(part) - part).detach() + down_bias
+REDONE = "flying.pop(i); seen = now; y = functional_call(stage, now, inputs[i])"
 
-
-PARALLEL_MLP = Answers(
-    right=by_hooks,
+STASHED = Answers(
+    right=with_graphs,
     wrong=[
-        (edited(by_hooks, "x.register_hook(summed)", "pass"), "1 × in forward and 0 × in backward"),
-        (edited(by_hooks, "@ down.T", "@ down.T + down_bias"), "the bias, too"),
-        (edited(by_hooks, "tensor.detach().clone()", "tensor"), "autograd does not see that"),
+        (edited(with_graphs, "in zip(now.values()", "in zip(seen.values()"), "are lost"),
+        (edited(with_graphs, "weight - rate", "weight + rate"), "uphill"),
+        (edited(with_graphs, "seen, y = flying.pop(i)", REDONE), "uses the newest weights"),
+        (edited(with_graphs, "return now", "return list(now.values())"), "dict"),
     ],
 )
 
-ANSWERS = {"14.1": CUT, "14.2": ORDER, "14.3": TWO_STAGES, "14.4": PARALLEL_MLP}
+ANSWERS = {"14.1": CUT, "14.2": ORDER, "14.3": TWO_STAGES, "14.4": STASHED}
 
 
 class TestAnswers(JudgedAnswers):
@@ -218,100 +228,38 @@ def test_pipedream_keeps_a_version_for_each_micro_batch_in_flight_and_is_as_late
 
 
 # --------------------------------------------------------------------------------------------------
-# memory of a stage
-XL = TrainingRun("gpt2-xl", 4, 1024, "bf16-master")
-BOUNDARY = 2 * 1024 * 4 * 1600
-"""Bytes of a block's input."""
+# orders of any schedule
+INTERLEAVED = ("0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1", "1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1")
+HALVES = ("0F0 0F1 0I0 0W0 0I1 0W1", "1F0 1I0 1F1 1I1 1W0 1W1")
 
 
-@pytest.mark.parametrize(("name", "stages"), [("gpt2", 1), ("gpt2", 5), ("llama3-8b", 5)])
-def test_stages_share_out_every_parameter_and_a_tied_head_twice(name: str, stages: int) -> None:
-    model = model_config(name)
-    counted = [name for stage in range(stages) for name in stage_shapes(model, stages, stage)]
-    twice = ["embedding.weight"] if model.tied and stages > 1 else []
-    assert sorted(counted) == sorted([*parameter_shapes(model), *twice])
-    blocks = [block for stage in range(stages) for block in blocks_of(model.layers, stages, stage)]
-    assert blocks == list(range(model.layers))
+def test_an_order_of_torch_takes_as_long_as_by_hand_and_keeps_a_part_for_each_chunk() -> None:
+    pipeline = follow("interleaved", [order.split() for order in INTERLEAVED])
+    # rank 1 waits half a unit for its first input, and then works for two micro-batches of 3 units; the
+    # last gradient comes back in one more short backward
+    assert pipeline.chunks == 2 and pipeline.micro_batches == 2
+    assert pipeline.span == 0.5 + 6 + 1
+    assert pipeline.most_kept(0) == 2 and pipeline.messages == 6
+    halves = follow("zero bubble", [order.split() for order in HALVES])
+    # its second stage: F0, I0, F1, I1, W0, W1 from 1 to 7, without a gap
+    assert [(work.start, work.end) for work in halves.of_stage(1)] == [(t, t + 1) for t in range(1, 7)]
+    assert halves.kept(1)[-1] == (7, 0) and halves.most_kept(1) == 2
 
 
-def test_one_stage_has_all_states_and_all_kept_activations() -> None:
-    whole = stage_memory(XL, "1F1B", 1, 8, 0)
-    assert whole["parameters"] == parameter_bytes(XL)
-    assert whole["gradients"] == gradient_bytes(XL)
-    assert whole["optimizer_states"] == optimizer_state_bytes(XL)
-    assert whole["activations"] == pytest.approx(estimate(XL)["activations"], rel=0.01)
-    assert stage_memory(XL, "GPipe", 1, 8, 0)["activations"] == 8 * whole["activations"]
-    assert set(whole) == set(KINDS)
+@pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
+def test_following_the_orders_of_a_known_schedule_is_simulating_it(schedule: str) -> None:
+    known = simulate(schedule, 3, 5)
+    orders = [[f"{stage}{work}" for work in known.order(stage)] for stage in range(3)]
+    assert follow(schedule, orders) == known
 
 
-def test_recomputation_keeps_checkpoints_and_one_block() -> None:
-    none, full = (
-        stage_memory(XL.replace(recompute=how), "1F1B", 4, 8, 1)["activations"] for how in ("none", "full")
-    )
-    block = none // 3 // 12
-    # The checkpoint of the block that runs again is its input.
-    assert full == (3 * 12 - 1) * BOUNDARY + block
-
-
-def test_gpipe_that_recomputes_its_stages_keeps_boundaries_and_one_micro_batch() -> None:
-    """Huang et al. 2019, section 2.3: N + L/K · N/M, boundaries of N samples, L/K layers of a micro-batch."""
-    own = stage_memory(XL.replace(recompute="every-12"), "GPipe", 4, 8, 1)["activations"]
-    assert own == (8 - 1) * BOUNDARY + stage_memory(XL, "GPipe", 4, 1, 1)["activations"]
-
-
-@pytest.mark.parametrize("run", [XL.replace(precision="amp-bf16"), TrainingRun("llama3.2-1b", 1, 4096)])
-def test_one_stage_that_recomputes_has_the_activations_of_the_estimate(run: TrainingRun) -> None:
-    run = run.replace(recompute="full")
-    of_a_step = max(moment["activations"] for moment in moments(run).values())
-    assert stage_memory(run, "1F1B", 1, 1, 0)["activations"] == pytest.approx(of_a_step, abs=1024)
-
-
-# --------------------------------------------------------------------------------------------------
-# plans for a cluster
-LLAMA = TrainingRun("llama3-70b", 1, 4096, "bf16-master", recompute="full")
-CLUSTER = Cluster(gpu("H100-80GB"), 8, 8, 50e9)
-
-
-def test_replicas_take_16_bytes_per_parameter_and_share_the_work() -> None:
-    found = account(LLAMA, CLUSTER, Plan(64), 512)
-    assert found.memory > 16 * LLAMA.model.parameters
-    assert found.seconds["compute"] == pytest.approx(step_flops(LLAMA, 512) / 64 / 989e12)
-    assert found.total == pytest.approx(found.seconds["compute"] + found.seconds["data"])
-
-
-@pytest.mark.parametrize("stage", range(4))
-def test_messages_of_a_plan_are_those_of_step_time(stage: int) -> None:
-    """For the same run in 16 bits; with tensor parallelism each rank has its part of every matrix."""
-    run = LLAMA.replace(micro_batch=4, precision="bf16")
-    for ranks, tensor in ((64, 1), (16, 4)):
-        same = run.replace(world_size=ranks, zero_stage=stage, global_batch=512)
-        found = account(run, CLUSTER, Plan(ranks, tensor=tensor, stage=stage), 512)
-        expected = communicated(same) / tensor / CLUSTER.network
-        assert found.seconds["data"] == pytest.approx(expected, rel=1e-6)
-
-
-@pytest.mark.parametrize(("recompute", "joins"), [("none", 4), ("full", 6)])
-def test_tensor_parallelism_talks_within_a_node_and_pipelines_between(recompute: str, joins: int) -> None:
-    """Each block all-reduces s·b·h 16-bit numbers four times per micro-batch, six if it runs again."""
-    run = LLAMA.replace(recompute=recompute)
-    found = account(run, CLUSTER, Plan(1, tensor=8, pipeline=8), 512)
-    stream = 2 * run.seq_len * run.model.hidden
-    in_a_block = joins * 2 * (8 - 1) / 8 * stream
-    blocks = run.model.layers / 8
-    assert found.seconds["tensor"] == pytest.approx(512 * blocks * in_a_block / 450e9, rel=1e-6)
-    assert found.seconds["pipeline"] == pytest.approx(2 * 512 * stream / 8 / 50e9, rel=1e-6)
-    assert found.idle == bubble(8, 512)
-    alone = account(run, Cluster(gpu("H100-80GB"), 1, 8, 50e9), Plan(2, pipeline=4), 512)
-    assert alone.seconds["pipeline"] == pytest.approx(2 * 256 * stream / 450e9, rel=1e-6)
-
-
-def test_the_cheapest_plan_fits_and_no_other_that_fits_is_quicker() -> None:
-    best = cheapest(LLAMA, CLUSTER, 512, lambda plan: True)
-    assert best is not None and best.memory <= CLUSTER.gpu.room
-    fitting = [one for one in plans(LLAMA, CLUSTER, 512) if one.memory <= CLUSTER.gpu.room]
-    assert len(fitting) > 20 and min(one.total for one in fitting) == pytest.approx(best.total, abs=1e-6)
-    assert cheapest(LLAMA, Cluster(gpu("T4-16GB"), 1, 2, 1e9), 512, lambda plan: True) is None
-    assert str(best.plan) == "data 8 × pipeline 8, ZeRO-1" and str(Plan(1)) == "one GPU"
+def test_what_is_no_order_is_refused() -> None:
+    with pytest.raises(ValueError, match="'F0' is not a work"):
+        follow("mine", [["F0"]])
+    with pytest.raises(ValueError, match="equally many"):
+        follow("mine", [["0F0", "2F0"], ["1F0"]])
+    with pytest.raises(ValueError, match="each waits for another"):
+        follow("mine", [["0B0", "0F0"], ["1F0", "1B0"]])
 
 
 # --------------------------------------------------------------------------------------------------
@@ -334,7 +282,7 @@ def test_a_picture_has_every_work_where_it_is_and_what_each_stage_keeps(schedule
         counts = [round((base - top) / 0.88 * most, 6) for top in tops]
         assert dict(zip(times, counts, strict=False)) == dict(pipeline.kept(stage)[:-1])
         versions = f" and {pipeline.versions(stage)}" if schedule == "PipeDream" else ""
-        assert memory.texts[stage].get_text() == f"at most {pipeline.most_kept(stage)}{versions}"
+        assert memory.texts[stage].get_text() == f"at most {pipeline.most_kept(stage):.0f}{versions}"
     assert ("4 versions" in figure.alt) == (schedule == "PipeDream")
 
 
@@ -356,3 +304,12 @@ def test_the_player_follows_its_sliders() -> None:
     assert player.figure is not None and player.figure.alt.startswith("1F1B: stages wait 11 %")
     player.controls["backward"].value = 1
     assert player.pipeline.span == pytest.approx((8 + 2 - 1) * 2)
+
+
+def test_one_figure_shows_several_schedules_on_one_axis() -> None:
+    halves = follow("zero bubble", [order.split() for order in HALVES])
+    figure: Any = schedules_figure([simulate("GPipe", 2, 2), halves], "Two")
+    assert "GPipe: stages wait 33 %" in figure.alt and "zero bubble: stages wait 14 %" in figure.alt
+    assert {ax.get_xlim() for ax in figure.axes} == {(0, 9)}
+    fills = [to_hex(color) for row in figure.axes[1].collections for color in row.get_facecolors()]
+    assert [fills.count(to_hex(COLOURS_OF_HALVES[kind])) for kind in "FIW"] == [4, 4, 4]

@@ -148,10 +148,12 @@ def measured():
 def test_a_replay_shows_every_phase_and_ends_by_itself_where_the_allocator_does(measured):
     with replay_meter(measured, seconds=2.0) as meter:
         meter.wait()
-    phases = {reading.phase for reading in meter.readings}
+    slow = replay_meter(measured, 10.0)  # a busy machine may read `meter` seldom
+    readings = [slow.read(tenths / 10) for tenths in range(100)]
+    phases = {reading.phase for reading in readings if reading}
     assert {"set-up", "step 1, forward", "step 2, backward", "step 2, optimizer"} <= phases
     assert not running() and "simulated GPU" in meter.source and "replayed" in meter.figure().alt
     replayed = replay(measured)
-    last = replay_meter(measured, 10.0).read(10.0)
+    last = slow.read(10.0)
     assert last is not None
     assert (last.peak, last.reserved, last.driver) == (max(replayed.allocated), replayed.reserved[-1], None)

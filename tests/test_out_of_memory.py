@@ -425,3 +425,5 @@ def test_what_the_simulated_gpu_raises_is_understood(monkeypatch):
     assert found.failure.sizes["total"] == 1536 * MiB and found.failure.sizes["requested"] == 64 * MiB
     assert 2 * weights < found.failure.sizes["allocated"] < 1536 * MiB
     assert found.failure.parts["free"] < 64 * MiB
+    ours = ("on_gpu.py", "cuda_answers.py")
+    assert not any(name in line for name in ours for line in found.failure.lines)

@@ -107,7 +107,7 @@ def test_what_was_stored_under_the_old_numbers_counts_under_the_new_ones(file: P
     write_old(file, *OLD)
     before = file.read_bytes()
     assert set(passed()) == {"06.1", "08.4", "19.1"} and quiz_scores() == {8: (5, 5)}
-    assert stored_guesses().keys() == {"08.tokens", "09.noise", "10.ring", "14.tensor"}
+    assert stored_guesses().keys() == {"08.tokens", "09.noise", "10.ring", "15.tensor"}
     assert stored_guesses()["10.ring"].value == 40 and shown_answers() == {"10.ring"}
     assert "cannot be read" not in str(progress()) and file.read_bytes() == before
 

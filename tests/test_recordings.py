@@ -41,7 +41,7 @@ def test_every_shipped_recording_is_of_a_run_that_a_lesson_measures() -> None:
 
 
 def test_a_shipped_recording_is_what_the_simulation_still_gives() -> None:
-    run = TrainingRun("gpt2", 4, 512)
+    run = TrainingRun("gpt2", 8, 1024)
     stored = measure(run, source="recorded", device="simulated GPU")
     now = thinned(simulate(run))
     assert stored.breakdown == now.breakdown and stored.moments == now.moments
@@ -91,7 +91,7 @@ def test_one_of_several_gpus_is_picked_by_name_and_never_by_chance(shipped: Any)
 def test_lessons_get_the_simulated_figures_whatever_gpus_are_recorded(
     shipped: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = TrainingRun("gpt2", 4, 512)
+    run = TrainingRun("gpt2", 8, 1024)
     shipped(line(run))
     monkeypatch.setenv("COURSE_SOURCE", "recorded")
     assert "simulated GPU" in str(measure(run).provenance)

@@ -56,7 +56,7 @@ LESSONS = _lesson_folders()
 """Each lesson's number and its folder in `course_utils/lessons`, whose first line says the number."""
 
 CORE = ("00", "01", "02", "05", "06", "08", "12", "19")
-"""The lessons of the core path: ten hours with some of their exercises. None needs a lesson outside it."""
+"""The lessons of the core path: eleven hours with some of their exercises. None needs a lesson outside it."""
 
 EXERCISES_WITH = {"09": "08"}
 """Lessons whose exercises are among those of another lesson."""

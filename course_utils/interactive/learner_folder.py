@@ -27,9 +27,19 @@ MOVED_GUESSES = {
     "07.noise": "09.noise",
     "07.ramp": "09.ramp",
     "07.goyal": "09.goyal",
-    "09.tensor": "14.tensor",
+    "09.tensor": "15.tensor",
+    "11.plan": "15.plan",
+    "11.4": "15.1",
+    "12.bit": "17.bit",
+    "12.nf4": "17.nf4",
+    "12.enough": "17.enough",
+    "12.split": "17.split",
+    "12.qlora": "17.qlora",
+    "12.2": "17.1",
+    "12.3": "17.2",
+    "12.4": "17.3",
 }
-"""Guesses of numbering 1 that had another lesson's number: those of lesson 07b, and one of lesson 11."""
+"""Guesses and exercises of numbering 1 that moved to another lesson: of 07b, of 11, quantization."""
 
 
 def course_home() -> Path:

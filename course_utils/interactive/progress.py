@@ -94,7 +94,7 @@ class Progress:
         done = sum(len(one.passed) for one in self.lessons)
         of = sum(len(one.exercises) for one in self.lessons)
         kept = f"{done} of {of} exercises passed. This is stored only on your machine."
-        core = f"The core path of ten hours is lessons {', '.join(CORE)}."
+        core = f"The core path of eleven hours is lessons {', '.join(CORE)}."
         return " ".join([kept, core, *self.problems])
 
     def __str__(self) -> str:

@@ -406,6 +406,7 @@ class HostValues(TorchDispatchMode):
             return
         if "device" in kwargs:
             kwargs = kwargs | {"device": torch.device("cpu")}
+        args = tuple(torch.device("cpu") if isinstance(one, torch.device) else one for one in args)
         args, kwargs = tree_map_only(torch.Tensor, lambda leaf: values[id(leaf)], (args, kwargs))
         try:
             with no_dispatch():

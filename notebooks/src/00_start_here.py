@@ -190,9 +190,10 @@ compare(run)
 # Lessons have a quiz, and exercises whose checks tell you at once whether you are right. This table remembers what you
 # pass, on this machine only. In a terminal it is `python3 -m course_utils progress`.
 #
-# **Short of time?** The core path takes ten hours: 00, 01, 02, 05, 06, 08, 12, 19, with some of their exercises ([by
-# the clock](../docs/syllabi.md)). It needs nothing from the others. Lesson 16, on [LoRA](../docs/glossary.md#lora), may
-# follow any time after 05. Lessons end in [recipes](../docs/recipes.md) for your own script.
+# **Short of time?** The core path takes eleven hours: 00, 01, 02, 05, 06, 08, 12, 19, with some of their exercises
+# ([by the clock](../docs/syllabi.md)). It needs nothing from the others. Lessons 16 and 17, on
+# [LoRA](../docs/glossary.md#lora) and [quantization](../docs/glossary.md#quantization), may follow any time after 05.
+# Lessons end in [recipes](../docs/recipes.md) for your own script.
 #
 # **Looking for something?** `from course_utils import find`, then `find("reserved memory")`: lessons, exercises,
 # glossary and more, as links. [The Explorer](explorer.ipynb) has all choices of a run on one page.

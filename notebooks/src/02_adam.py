@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 60
+#     minutes: 80
 #     cpu_seconds: 20
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
@@ -12,7 +12,7 @@
 # %% [markdown]
 # # 02 · Adam
 #
-# **60 minutes**, 15 of them for a section on optimization that you can skip. You should know what a gradient is, and
+# **80 minutes**, 18 of them for a section on optimization that you can skip. You should know what a gradient is, and
 # from [lesson 01](01_where_did_the_memory_go.ipynb) what lives when in a training step. You need no GPU.
 #
 # In most scripts the optimizer is two lines. In memory it is larger than the model. Here you account for both lines:

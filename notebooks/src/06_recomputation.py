@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 80
+#     minutes: 95
 #     cpu_seconds: 30
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
@@ -12,7 +12,7 @@
 # %% [markdown]
 # # 06 · Recomputation
 #
-# **80 minutes.** You should know what autograd keeps ([lesson 01](01_where_did_the_memory_go.ipynb)) and what a
+# **95 minutes.** You should know what autograd keeps ([lesson 01](01_where_did_the_memory_go.ipynb)) and what a
 # [transformer block](../docs/glossary.md#transformer-block) is. You need no GPU.
 #
 # What forward computed once, it can compute again. Keep fewer activations, and pay in arithmetic: this is [activation

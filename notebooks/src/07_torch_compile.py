@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 90
+#     minutes: 65
 #     cpu_seconds: 40
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
@@ -12,7 +12,7 @@
 # %% [markdown]
 # # 07 · torch.compile
 #
-# **90 minutes.** You should know [lesson 05](05_activations.ipynb), and `checkpoint` from [lesson
+# **65 minutes.** You should know [lesson 05](05_activations.ipynb), and `checkpoint` from [lesson
 # 06](06_recomputation.ipynb). You need no GPU.
 #
 # Many people compile their model to make it faster. That also changes which tensors a step keeps. Some texts say that a
@@ -431,9 +431,9 @@ from course_utils import measure
 
 small = TransformerConfig("two blocks of it", "gpt2", layers=2, **sizes)
 short = run.replace(model=small, compile="model")  # change this: "blocks"
-form, simulated = estimate(short).total, measure(short, "simulated").peak
-off = 100 * (form / simulated - 1)
-print(f"formula {form:,} bytes, simulated {simulated:,} bytes, the gap {off:+.3f} %")
+form, measured = estimate(short).total, measure(short)
+off = 100 * (form / measured.peak - 1)
+print(f"formula {form:,} bytes, {measured.word} {measured.peak:,} bytes, the gap {off:+.3f} %")
 
 # %% [markdown]
 # The formula is exact for a block, and within 1 % for a model. In which order the compiler makes a model's gradients, it

@@ -751,12 +751,12 @@ reveal("11.tokens", ways["stage 3 over NVLink"], unit="tokens")
 # Gbit/s per GPU. Recomputation adds a third of computing, so three quarters of these tokens are enough, but 8,192 are
 # not: the plan fits in memory and waits for the network. HSDP in groups of one machine would gather over NVLink,
 # where 8,192 tokens are plenty. But 16Ψ/8 is more than 80 GB. So real trainings of this size also split each matrix
-# within a machine ([lesson 14](14_model_and_pipeline_parallelism.ipynb)).
+# within a machine ([lesson 15](15_which_cut_when.ipynb)).
 #
 # On a real cluster, small shards also cost latency. And FSDP2 gathers again for each
 # [micro-batch](../docs/glossary.md#micro-batch-and-global-batch), so stage 3 sends at least 2Ψ for each.
 #
-# ZeRO leaves one thing alone: every rank keeps all activations of its own micro-batch. Lesson 14 shards those, too, and
+# ZeRO leaves one thing alone: every rank keeps all activations of its own micro-batch. Lesson 15 shards those, too, and
 # [lesson 06](06_recomputation.ipynb) moves them to the host.
 
 # %% [markdown]

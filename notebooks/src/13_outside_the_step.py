@@ -543,7 +543,7 @@ stack(rows, title, provenance="a step's peak, on the card that this cell names")
 # %% [markdown]
 # An average needs no gradient, no moments and no graph. So it costs only the weights, if you update it under `no_grad`,
 # and it can wait on the host. A frozen reference model can be bf16, or be the base model of a
-# [LoRA](../docs/glossary.md#lora) with its adapters switched off ([lesson 16](16_lora_and_quantization.ipynb)). But it
+# [LoRA](../docs/glossary.md#lora) with its adapters switched off ([lesson 16](16_lora.ipynb)). But it
 # also makes logits, next to those that you train.
 #
 # The last moment is generation: 64 new tokens for each of 8 prompts, under `no_grad`.

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 75
+#     minutes: 70
 #     cpu_seconds: 20
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
@@ -12,12 +12,13 @@
 # %% [markdown]
 # # 14 · Model and pipeline parallelism
 #
-# **75 minutes.** You should know what a training step keeps and when ([lesson 01](01_where_did_the_memory_go.ipynb)),
+# **70 minutes.** You should know what a training step keeps and when ([lesson 01](01_where_did_the_memory_go.ipynb)),
 # and what a [micro-batch](../docs/glossary.md#micro-batch-and-global-batch) is. You need no GPU: CPU processes play the
 # devices.
 #
-# Is a model too large for one device? Cut it: the first layers here, the next ones there. Only activations cross the
-# cut, but devices wait for one another. How long? And what does waiting less cost in memory?
+# Is a model too large for one device? Cut it between layers: the first ones here, the next ones there. Only activations
+# cross the cut, but devices wait for one another. How long? And what does waiting less cost in memory? Other cuts, and
+# which one to choose, are [lesson 15](15_which_cut_when.ipynb).
 
 # %% [markdown]
 # ## One stage after the other
@@ -54,8 +55,8 @@ from course_utils.interactive.guesses import predict, reveal, waits_for
 predict("14.naive", unit="%")
 
 # %%
-from course_utils.lessons.pipelines.figures import pipeline_figure
-from course_utils.lessons.pipelines.schedules import simulate
+from course_utils.lessons.pipelines.figures import pipeline_figure, schedules_figure
+from course_utils.lessons.pipelines.schedules import follow, simulate
 
 waits_for("14.naive")
 naive = simulate("naive", stages=4, micro_batches=8)
@@ -100,25 +101,63 @@ pipeline_player("GPipe", stages=4, micro_batches=8)
 # $$\frac{p - 1}{m + p - 1}$$
 
 # %%
-from course_utils.lessons.pipelines.schedules import bubble, micro_batches_for
-
 for p, m in ((2, 4), (4, 8), (4, 27), (8, 64), (16, 64)):  # change this
-    gap = bubble(p, m) - simulate("GPipe", p, m).idle
-    print(
-        f"p = {p:2d}, m = {m:2d}: formula {bubble(p, m):6.2%}, formula − simulated {abs(gap):.2%}"
-    )
-enough = micro_batches_for(4, 0.10)
-print(
-    f"at most 10 % with 4 stages: m = {enough}. "
-    f"GPipe's own rule, m = 4·p, leaves {bubble(4, 16):.0%}"
-)
+    formula, simulated = (p - 1) / (m + p - 1), simulate("GPipe", p, m).idle
+    print(f"p = {p:2d}, m = {m:2d}: formula {formula:6.2%}, gap {abs(formula - simulated):.2%}")
+enough = next(m for m in range(1, 1000) if 3 / (m + 3) <= 0.1)
+print(f"4 stages: m = {enough} for 10 %. GPipe's own rule, m = 4·p, leaves {3 / (16 + 3):.0%}")
 reveal("14.micro", enough, unit="micro-batches")
 
 # %% [markdown]
-# Add (8, 8), predict, run. There is no gap while stages are equally fast. If one is slower, all wait for it:
+# Add (8, 8), predict, run.
+#
+# **Your turn.** `simulate` is simple. A stage does its works in order. A work starts when its stage is free *and* the
+# result that it needs has arrived: a forward needs the stage before, a backward the stage after. Write two lines.
+
 
 # %%
-slow = simulate("GPipe", stages=4, micro_batches=8, slow={1: 1.5})
+def simulator(orders, backward=2):
+    """Return how long one batch takes; orders has one list of works per stage: F0, F1, B0, …"""
+    ends, free, places = {}, [0] * len(orders), [0] * len(orders)
+    for _ in range(sum(map(len, orders))):  # in each round, at least one stage can go on
+        for stage, order in enumerate(orders):
+            if places[stage] == len(order):
+                continue
+            kind, micro = order[places[stage]][0], order[places[stage]][1:]
+            sender = stage - 1  # write this line again
+            outside = sender < 0 or sender == len(orders)  # nothing to wait for
+            ready = 0 if outside else ends.get((kind, sender, micro))
+            if ready is None:
+                continue  # not yet: try again in the next round
+            start = free[stage]  # and this one
+            free[stage] = start + (1 if kind == "F" else backward)
+            ends[kind, stage, micro] = free[stage]
+            places[stage] += 1
+    return max(free)
+
+
+# %%
+def orders_of(schedule, p, m):
+    return [simulate(schedule, p, m).order(stage) for stage in range(p)]
+
+
+for schedule, p, m in (("GPipe", 4, 8), ("1F1B", 3, 5), ("GPipe", 2, 1)):  # change this
+    mine, formula = simulator(orders_of(schedule, p, m)), 3 * (m + p - 1)
+    right = "Right" if mine == formula else "Not yet"
+    print(f"{right}: {schedule}, p = {p}, m = {m}: {mine} units, 3·(m + p − 1) = {formula}")
+
+# %% [markdown]
+# <details><summary>The two lines</summary>
+#
+# `sender = stage - 1 if kind == "F" else stage + 1` and `start = max(free[stage], ready)`. The course's `simulate` does
+# the same, and notes who keeps what.
+#
+# </details>
+#
+# There is no gap while stages are equally fast. If one is slower, all wait for it:
+
+# %%
+slow = simulate("GPipe", stages=4, micro_batches=8, slow={1: 1.5})  # change this
 title = f"One stage takes 1.5 times as long: stages wait {slow.idle:.0%} of the time"
 pipeline_figure(slow, title.replace("%", " %"))
 
@@ -146,9 +185,8 @@ pipeline_figure(one_one)
 gpipe = simulate("GPipe", stages=4, micro_batches=one_one.micro_batches)
 print("stage  GPipe keeps  1F1B keeps  p − stage")
 for stage in range(4):
-    print(
-        f"{stage:5d}  {gpipe.most_kept(stage):11d}  {one_one.most_kept(stage):10d}  {4 - stage:9d}"
-    )
+    kept = gpipe.most_kept(stage), one_one.most_kept(stage)
+    print(f"{stage:5d}  {kept[0]:11.0f}  {kept[1]:10.0f}  {4 - stage:9d}")
 print(f"idle: GPipe {gpipe.idle:.1%}, 1F1B {one_one.idle:.1%}")
 reveal("14.kept", one_one.most_kept(0), unit="micro-batches")
 
@@ -156,65 +194,332 @@ reveal("14.kept", one_one.most_kept(0), unit="micro-batches")
 # The bubble is the same, but each stage, counted from 0, keeps at most p − stage micro-batches. Change 16 to 32,
 # predict both, run. So m can grow until the bubble is small. Megatron-LM chose 1F1B over GPipe for that (section 2.2).
 #
-# In bytes: GPT-2 XL with 32 sequences, as 8 micro-batches of 4, on four devices.
-
-# %% tags=["hide-input"]
-from course_utils import TrainingRun, format_bytes, gpu, plus_minus
-from course_utils.figures import stack
-from course_utils.lessons.pipelines.memory import stage_memory
-
-run = TrainingRun("gpt2-xl", micro_batch=4, seq_len=1024, precision="bf16-master")
-rows = {}
-for name in ("GPipe", "1F1B"):
-    for stage in range(4):
-        rows[f"{name}, stage {stage}"] = stage_memory(run, name, 4, 8, stage)
-rows["one device"] = stage_memory(run, "1F1B", 1, 8, 0)
-title = "1F1B keeps half of GPipe's activations on the first stage, an eighth on the last"
-stack(rows, title, provenance="estimated: states and kept activations")
-
-# %% [markdown]
-# One device that cuts its batch in the same way needs 36.1 GB. Under 1F1B, the fullest of four needs half of that, not
-# a quarter: only the states are divided by four. The first stage keeps p micro-batches, in 1/p of the layers: as much
-# as one device keeps for one micro-batch. GPipe's fullest stage keeps all m, and saves little. The last stage also has
-# the head, and the loss's s·b·V numbers per kept micro-batch. (Left out: temporaries of backward and the optimizer,
-# message buffers, the CUDA context.)
-#
-# GPipe's authors knew. Their stages keep one input per micro-batch and
-# [recompute](../docs/glossary.md#activation-recomputation) the rest in backward (section 2.3).
+# Now weigh it in bytes. Here is a stage of GPT-2 in plain PyTorch: three of its twelve blocks.
 
 # %%
-ways = {"none": "keeps everything", "every-12": "recomputes its 12 blocks"}
-for name in ("GPipe", "1F1B"):
-    for recompute, how in ways.items():
-        kept = stage_memory(run.replace(recompute=recompute), name, 4, 8, 0)["activations"]
-        size = format_bytes(kept, "GB", 1)
-        print(f"{name:5s} the first stage {how:24s} {size:>7s} of activations")
+from torch.nn import functional as F
+
+
+class Block(nn.Module):
+    def __init__(self, h, a):
+        super().__init__()
+        self.norm1, self.norm2, self.a = nn.LayerNorm(h), nn.LayerNorm(h), a
+        self.qkv, self.out = nn.Linear(h, 3 * h), nn.Linear(h, h)
+        self.mlp = nn.Sequential(nn.Linear(h, 4 * h), nn.GELU(), nn.Linear(4 * h, h))
+
+    def forward(self, x):
+        b, s, h = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(b, s, 3 * self.a, -1).transpose(1, 2).chunk(3, 1)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # flash, in bf16
+        x = x + self.out(y.transpose(1, 2).reshape(b, s, h))
+        return x + self.mlp(self.norm2(x))
+
 
 # %% [markdown]
-# With recomputation, the schedules hardly differ in memory: what is left is mostly one micro-batch of one stage. 1F1B
-# halves the first stage's activations without a second forward.
+# A stage goes through its order: a forward keeps, a backward frees. `torch.cuda`'s own counters weigh.
+
+
+# %%
+def batch():
+    return torch.randn(4, 1024, 768, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+
+
+def weigh(stage, order):
+    """Return the most bytes that are kept after a forward, and the peak, beyond the weights."""
+    stage(batch())  # the first product allocates cuBLAS's workspace
+    torch.cuda.reset_peak_memory_stats()
+    before, kept, most = torch.cuda.memory_allocated(), {}, 0
+    for work in order:
+        if work[0] == "F":
+            kept[work[1:]] = stage(batch())
+            most = max(most, torch.cuda.memory_allocated() - before)
+        else:
+            y = kept.pop(work[1:])
+            y.backward(torch.ones_like(y))
+            del y
+            stage.zero_grad()
+    return most, torch.cuda.max_memory_allocated() - before
+
+
+# %%
+from course_utils import on_gpu
+from course_utils.figures import bars
+
+p, m, sbh = 4, 8, 1024 * 4 * 768  # change this
+with on_gpu():
+    blocks = nn.Sequential(*(Block(768, 12) for _ in range(12 // p))).to("cuda", torch.bfloat16)
+    sizes = {"GPipe, each stage": weigh(blocks, orders_of("GPipe", p, m)[0])[0]}
+    for stage, order in enumerate(orders_of("1F1B", p, m)):
+        sizes[f"1F1B, stage {stage}"] = weigh(blocks, order)[0]
+for stage in range(p):
+    formula = min(m, p - stage) * (12 // p * 32 + 2) * sbh / 1e9
+    gap = formula - sizes[f"1F1B, stage {stage}"] / 1e9
+    print(f"stage {stage}: (p − stage)·(3·32 + 2)·s·b·h = {formula:.2f} GB, gap {gap:.3f} GB")
+title = "1F1B keeps half of GPipe's activations on the first stage, an eighth on the last"
+bars(sizes, title, kind="activations", provenance="memory_allocated() after forwards; simulated")
+
+# %% [markdown]
+# A block without dropout keeps 32·s·b·h bytes ([lesson 05](05_activations.ipynb)), and this stage holds its output, 2
+# more. The gap is the fp32 numbers of norms and attention, a few per token. So the table's 4, 3, 2, 1 are real bytes.
+#
+# States are divided by p: each stage has 16 bytes for each parameter of its layers. Activations are not: the first
+# stage keeps p micro-batches, in 1/p of the layers, as much as one device keeps for one micro-batch. GPipe's stages keep
+# m/p times that. In a real model, the last stage also has the head, and the loss's s·b·V numbers per kept micro-batch.
+#
+# GPipe's authors knew. Their stages keep one input per micro-batch and
+# [recompute](../docs/glossary.md#activation-recomputation) the rest in backward (section 2.3):
+
+# %%
+from torch.utils.checkpoint import checkpoint
+
+
+class Recomputed(nn.Module):
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x):
+        return checkpoint(self.layers, x, use_reentrant=False)
+
+
+with on_gpu():
+    ways = {"keeps everything": blocks, "recomputes its 3 blocks": Recomputed(blocks)}
+    for name in ("GPipe", "1F1B"):
+        for how, stage in ways.items():
+            peak = weigh(stage, orders_of(name, p, m)[0])[1]  # change this
+            print(
+                f"{name:5s} the first stage {how:23s} peak {peak / 1e9:.2f} GB beyond its weights"
+            )
+
+# %% [markdown]
+# With recomputation, the schedules hardly differ in memory: what is left is mostly one micro-batch of one stage, and
+# the gradients. 1F1B halves the first stage's activations without a second forward.
+
+# %% [markdown]
+# ## A stage of your own
+# Now real processes, one per stage. A process's number is its [rank](../docs/glossary.md#rank). They send through
+# [gloo](../docs/glossary.md#gloo), torch's library for CPUs (GPUs use NCCL). Each makes the same network of eight
+# layers and takes its own:
+
+
+# %%
+def part(stage, stages):
+    """A stage's layers, and the complete batch, which is the same on every rank."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(11)
+    layers = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(8)))
+    each = len(layers) // stages
+    data, target = torch.randn(2, 32, 16)
+    return layers[stage * each : (stage + 1) * each], data, target
+
+
+def squares(parts):
+    return sum(weight.grad.square().sum().item() for one in parts for weight in one.parameters())
+
+
+# %% [markdown]
+# A forward receives, computes and sends. A backward does the same in the other direction:
+
+
+# %%
+def forward(layers, x, rank, ranks):
+    import torch.distributed as dist
+
+    if rank > 0:
+        dist.recv(x, rank - 1)  # wait for the previous stage's output, and put it into x
+    y = layers(x.requires_grad_())
+    return x, y, [dist.isend(y.detach(), rank + 1)] if rank < ranks - 1 else []
+
+
+def backward(x, y, rank, ranks):
+    import torch
+    import torch.distributed as dist
+
+    gradient = None  # the last stage's y is the loss
+    if rank < ranks - 1:
+        gradient = torch.empty_like(y)
+        dist.recv(gradient, rank + 1)
+    y.backward(gradient)
+    return [dist.isend(x.grad, rank - 1)] if rank > 0 else []
+
+
+# %% [markdown]
+# `recv` waits for a message, but `isend` returns at once. (With a `send` that waits, two neighbors under 1F1B could
+# wait for each other forever.) A schedule is only an order of forwards and backwards:
+
+
+# %%
+def by_hand(order, layers, batches, targets, rank, ranks):
+    """Execute F0, F1, B0, … in order; return the most micro-batches kept at once."""
+    from torch.nn.functional import mse_loss
+
+    kept, messages, most = {}, [], 0
+    for work in order:
+        i = int(work[1:])
+        if work[0] == "F":
+            x, y, sent = forward(layers, batches[i].clone(), rank, ranks)
+            if rank == ranks - 1:
+                y = mse_loss(y, targets[i]) / len(targets)
+            kept[i] = x, y
+            most = max(most, len(kept))
+        else:
+            sent = backward(*kept.pop(i), rank, ranks)
+        messages += sent
+    for message in messages:
+        message.wait()
+    return most
+
+
+# %% [markdown]
+# ## torch's own schedules
+# `torch.distributed.pipelining` does all of that for you. Its `PipelineStage` has the layers and sends; a schedule
+# calls it. Two schedules shrink the bubble, and their gradients stay exact:
+#
+# - *Interleaved* 1F1B gives each rank v short stages instead of a long one. Then stages fill v times as fast (Narayanan
+#   et al. 2021, section 2.2.2).
+# - *Zero bubble* cuts each backward in two, I and W. The previous stage waits only for the input's gradient, I. The
+#   weights' gradients, W, can wait, and fill the gaps ([Qi et al. 2023](https://arxiv.org/abs/2401.10241)).
+#
+# **Your guess.** Four ranks, 8 micro-batches: 1F1B waits 3/11 of the time. What percentage does interleaved 1F1B wait,
+# with two stages per rank?
+
+# %%
+predict("14.interleaved", unit="%")
+
+# %% [markdown]
+# What does a rank really do, and in which order? Put your own function before a stage's methods, and note each call as
+# torch writes it: stage, work, micro-batch.
+
+
+# %%
+def watched(stage, log):
+    """The stage, whose forwards and backwards are noted in log from now on: 0F3, 0B3, 0I3, 0W3."""
+    names = {"forward": "F", "backward": "B", "backward_weight": "W"}
+    for name, kind in names.items():
+        method = getattr(stage, f"{name}_one_chunk")
+
+        def noted(micro, *given, method=method, kind=kind, **named):
+            whole = named.get("full_backward", True)
+            log.append(f"{stage.stage_index}{kind if whole else 'I'}{micro}")
+            return method(micro, *given, **named)
+
+        setattr(stage, f"{name}_one_chunk", noted)
+    return stage
+
+
+# %%
+def by_torch(schedule, mine, m, ranks):
+    """Take one step by a schedule of torch on this rank's stages, `mine`: order, squares."""
+    import torch
+    from torch.distributed import pipelining
+    from torch.nn.functional import mse_loss
+
+    log, stages = [], ranks * len(mine)
+    parts = {each: part(each, stages)[0] for each in mine}
+    _, data, target = part(0, stages)
+    made = [
+        watched(pipelining.PipelineStage(layers, each, stages, torch.device("cpu")), log)
+        for each, layers in parts.items()
+    ]
+    step = getattr(pipelining, schedule)(made if mine[1:] else made[0], m, loss_fn=mse_loss).step
+    last = {"target": target, "losses": []} if stages - 1 in mine else {}
+    step(*([data] if 0 in mine else []), **last)
+    return log, squares(parts.values())
+
+
+# %% [markdown]
+# All schedules, yours first, in one start of four processes. Under the last two, rank 0 has stages 0 and 4.
+
+
+# %%
+def every_schedule(orders, m):
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    rank, p = dist.get_rank(), dist.get_world_size()
+    layers, data, target = part(rank, p)
+    kept = by_hand(orders[rank], layers, data.chunk(m), target.chunk(m), rank, p)
+    found = {"your own 1F1B": (orders[rank], squares([layers]))}
+    found["naive"] = by_torch("ScheduleGPipe", [rank], 1, p)
+    found["GPipe"] = by_torch("ScheduleGPipe", [rank], m, p)
+    found["1F1B"] = by_torch("Schedule1F1B", [rank], m, p)
+    found["interleaved 1F1B"] = by_torch("ScheduleInterleaved1F1B", [rank, rank + p], m, p)
+    found["zero bubble"] = by_torch("ScheduleInterleavedZeroBubble", [rank, rank + p], m, p)
+    dist.destroy_process_group()
+    return found, kept
+
+
+# %%
+from course_utils.ranks.launch import run_ranks
+
+p, m = 4, 8  # change this
+ranks, kept = zip(*run_ranks(every_schedule, p, orders=orders_of("1F1B", p, m), m=m))
+layers, data, target = part(0, 1)
+F.mse_loss(layers(data), target).backward()
+print(f"one process: norm of all gradients {squares([layers]) ** 0.5:.5f}")
+for name in ranks[0]:
+    norm = sum(rank[name][1] for rank in ranks) ** 0.5
+    print(f"{name:17s} norm of all gradients {norm:.5f}; rank 1:", *ranks[1][name][0][:7], "…")
+print("micro-batches that your own stages keep:", *kept)
+
+# %% [markdown]
+# A synchronous pipeline approximates nothing: every schedule leaves the gradients of one process. The orders are those
+# that the ranks really executed. Now let the simulator time them. Each rank has the same work in all four:
+
+# %%
+followed = [follow(name, [rank[name][0] for rank in ranks]) for name in list(ranks[0])[2:]]
+waits = [f"{100 * each.idle:.0f} %" for each in followed]
+title = f"torch's schedules: from waiting {waits[0]} of the time to {waits[-1]}"
+reveal("14.interleaved", 100 * followed[2].idle, unit="%")
+schedules_figure(followed, title)
+
+# %%
+waits_for("14.interleaved")
+formulas = {"GPipe": (p - 1) / (m + p - 1), "1F1B": (p - 1) / (m + p - 1)}
+formulas["interleaved 1F1B"] = (p - 1) / (2 * m + p - 1)
+formulas["zero bubble"] = (p - 1) / (6 * m + p - 1)
+for each in followed:
+    formula, kept = formulas[each.schedule], each.most_kept(0)
+    print(
+        f"{each.schedule:17s} formula {formula:5.1%}, gap {abs(formula - each.idle):.1%}; "
+        f"rank 0 keeps {kept:3.1f} micro-batches; {each.messages} messages for each"
+    )
+
+# %% [markdown]
+# - Two short stages per rank: a rank has 2·m works of half the length, and still waits p − 1 of them. The price: about
+#   twice as many messages, and more kept micro-batches on rank 0, p·(1 + (p − 1)/(p·v)) instead of p ([Korthikanti et
+#   al. 2022](https://arxiv.org/abs/2205.05198), section 4.2.3).
+# - Zero bubble: if F, I and W take equally long, only the p − 1 short forwards before the last rank's first work remain.
+#   A rank has 6·m works of that length. The price: all ranks keep as much as 1F1B's first stage. (Real works are not
+#   equally long, and messages take time.)
+#
+# A third, *DualPipe*, feeds micro-batches from both ends of the pipeline, for a second copy of the weights, and computes
+# while its messages travel ([DeepSeek-AI 2024](https://arxiv.org/abs/2412.19437), section 3.2.1). torch has a variant,
+# `ScheduleDualPipeV`. Set m to 16: which waits shrink to about half?
 
 # %% [markdown]
 # ## No bubble at all?
-# Other synchronous schedules shrink it further, and their gradients stay exact:
-#
-# - *Interleaved* 1F1B gives each device v short stretches of layers instead of one long one. The bubble becomes v times
-#   shorter, for v times as many messages (Narayanan et al. 2021, section 2.2.2).
-# - *Zero bubble* cuts each backward in two. The previous stage waits only for the input's gradient. The weights'
-#   gradients can wait, and fill the gaps ([Qi et al. 2023](https://arxiv.org/abs/2401.10241)).
-# - *DualPipe* feeds micro-batches from both ends of the pipeline, for a second copy of the weights, and computes while
-#   its messages travel ([DeepSeek-AI 2024](https://arxiv.org/abs/2412.19437), section 3.2.1).
-#
-# `torch.distributed.pipelining` has `ScheduleInterleaved1F1B`, `ScheduleZBVZeroBubble`, and `ScheduleDualPipeV`, a
-# variant of the third.
-#
-# Or why wait at the end of a batch at all? In PipeDream ([Narayanan et al.
+# Why wait at the end of a batch at all? In PipeDream ([Narayanan et al.
 # 2019](https://doi.org/10.1145/3341301.3359646)), micro-batches follow one another without end, and each stage
-# updates its weights after each backward.
-#
-# But the weights change between a micro-batch's forward and its backward. With other weights, backward computes the
-# gradient of nothing. So each stage keeps the *version* that a micro-batch has seen until it comes back: weight
-# stashing (section 3.3).
+# updates its weights after each backward. But then weights change between a micro-batch's forward and its backward:
+
+# %%
+torch.manual_seed(11)
+stage = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+optimizer = torch.optim.SGD(stage.parameters(), lr=0.1)
+first, second = (stage(torch.randn(2, 4)) for _ in range(2))  # two micro-batches in flight
+first.sum().backward()
+optimizer.step()  # change this: what happens without this line?
+try:
+    second.sum().backward()
+except RuntimeError as error:
+    print(str(error).partition(":")[0])
+
+# %% [markdown]
+# torch refuses. With other weights, backward computes the gradient of nothing. So each stage keeps the *version* that a
+# micro-batch has seen until it comes back: weight stashing (section 3.3).
 #
 # **Your guess.** How many versions of its weights does the first of four stages keep?
 
@@ -228,11 +533,11 @@ pipeline_figure(simulate("PipeDream", stages=4, micro_batches=20))
 # %%
 endless = simulate("PipeDream", stages=4, micro_batches=200)
 print(f"idle in 200 micro-batches: {endless.idle:.1%}")
-print("stage  versions  updates late  kept weights")
+print("stage  versions  updates late  p − stage  16-bit weights that GPT-2 XL's stage keeps")
 for stage in range(4):
-    memory = stage_memory(run, "PipeDream", 4, 8, stage)
-    weights = format_bytes(memory["parameters"] + memory["weight_copies"], "GB", 1)
-    print(f"{stage:5d}  {endless.versions(stage):8d}  {endless.late(stage):12d}  {weights:>12s}")
+    versions, late = endless.versions(stage), endless.late(stage)
+    weights = versions * 2 * 1_557_611_200 / 4 / 1e9  # lesson 04 counts them
+    print(f"{stage:5d}  {versions:8d}  {late:12d}  {4 - stage:9d}  {weights:41.1f} GB")
 reveal("14.versions", endless.versions(0), unit="versions")
 
 # %% [markdown]
@@ -257,403 +562,9 @@ for late in (0, 1, 3, 7):
     above = late_descent(1.02 * largest, late, 2000)[-50:].abs().max()
     print(f"{late:4d}  2·cos(d·π/(2d + 1)) = {largest:.2f} {below:31.0e} {above:14.0e}")
 
-# %%
-from course_utils.figures import lines
-
-rate = 0.4  # change this
-curves = {}
-for late in (0, 1, 3):
-    curves[f"{late} late"] = (list(range(41)), late_descent(rate, late, 40).tolist())
-title = f"The later the gradient, the more w swings (learning rate {rate})"
-source = "computed: w ← w − rate · w(d updates ago)"
-lines(curves, title, "updates", "w", markers=False, provenance=source)
-
 # %% [markdown]
-# The later the gradient, the smaller the learning rate must be (formula: Levin and May 1976). Change the rate to 0.5:
-# which curve no longer settles? This is one reason why large models are trained with synchronous schedules, such as
-# 1F1B, despite the bubble: their gradients equal those of one process.
-
-# %% [markdown]
-# ## A stage of your own
-# Now real processes, one per stage. A process's number is its [rank](../docs/glossary.md#rank). They send through
-# [gloo](../docs/glossary.md#gloo), torch's library for CPUs (GPUs use NCCL). Each makes the same network of eight
-# layers and takes its own:
-
-
-# %%
-def part(rank, ranks):
-    """This rank's layers, and the complete batch, which is the same on every rank."""
-    import torch
-    from torch import nn
-
-    torch.manual_seed(11)
-    layers = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(8)))
-    each = len(layers) // ranks
-    data, target = torch.randn(2, 32, 16)
-    return layers[rank * each : (rank + 1) * each], data, target
-
-
-# %% [markdown]
-# A forward receives, computes and sends. A backward does the same in the other direction. (Both pause in place of a
-# GPU's computation, so that four stages can run at once on fewer cores.)
-
-
-# %%
-def forward(layers, x, rank, ranks, pause):
-    import time
-    import torch.distributed as dist
-
-    if rank > 0:
-        dist.recv(x, rank - 1)  # wait for the previous stage's output, and put it into x
-    y = layers(x.requires_grad_())
-    time.sleep(pause)
-    sent = [dist.isend(y.detach(), rank + 1)] if rank < ranks - 1 else []
-    return x, y, sent
-
-
-# %%
-def backward(x, y, rank, ranks, pause):
-    import time
-    import torch
-    import torch.distributed as dist
-
-    gradient = None  # the last stage's y is the loss
-    if rank < ranks - 1:
-        gradient = torch.empty_like(y)
-        dist.recv(gradient, rank + 1)
-    y.backward(gradient)
-    time.sleep(2 * pause)
-    return [dist.isend(x.grad, rank - 1)] if rank > 0 else []
-
-
-# %% [markdown]
-# `recv` waits for a message, but `isend` returns at once. (With a `send` that waits, two neighbors under 1F1B could
-# wait for each other forever.) A schedule is only an order of forwards and backwards:
-
-
-# %%
-def do_works(order, layers, batches, targets, rank, ranks, pause):
-    """Execute F0, F1, B0, … in order; return the loss and the most micro-batches kept at once."""
-    from torch.nn.functional import mse_loss
-
-    kept, messages = {}, []
-    most, loss = 0, 0.0
-    for work in order:
-        kind, i = work[0], int(work[1:])
-        if kind == "F":
-            x, y, sent = forward(layers, batches[i], rank, ranks, pause)
-            if rank == ranks - 1:
-                y = mse_loss(y, targets[i]) / len(targets)
-                loss += y.item()
-            kept[i] = x, y
-            most = max(most, len(kept))
-        else:
-            sent = backward(*kept.pop(i), rank, ranks, pause)
-        messages += sent
-    for message in messages:
-        message.wait()
-    return loss, most
-
-
-# %%
-def one_stage(schedules, pause):
-    """A rank's step under each schedule: loss, gradient norm over all ranks, most kept, seconds."""
-    import time
-    import torch
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo")
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    found = {}
-    runs = {"warm-up": schedules["GPipe"], **schedules}  # first messages are slow
-    for name, orders in runs.items():
-        layers, data, target = part(rank, ranks)
-        m = len(orders[rank]) // 2
-        batches, targets = data.chunk(m), target.chunk(m)
-        wait = 0.0 if name == "warm-up" else pause
-        dist.barrier()  # all ranks start together
-        start = time.monotonic()
-        loss, most = do_works(orders[rank], layers, batches, targets, rank, ranks, wait)
-        took = time.monotonic() - start
-        square = torch.stack([weight.grad.square().sum() for weight in layers.parameters()]).sum()
-        dist.all_reduce(square)
-        found[name] = loss, square.sqrt().item(), most, took
-    dist.destroy_process_group()
-    return found
-
-
-# %% [markdown]
-# **Your guess.** Four stages, eight micro-batches, 50 ms forward and 100 ms backward each: how many milliseconds does
-# the step take if nothing else takes time?
-
-# %%
-predict("14.time", unit="ms")
-
-# %%
-from course_utils.ranks.launch import run_ranks, why_no_ranks
-
-p, m, pause = 4, 8, 0.05  # change this
-schedules = {
-    name: [simulate(name, p, m).order(stage) for stage in range(p)] for name in ("GPipe", "1F1B")
-}
-ranks = [] if why_no_ranks() else run_ranks(one_stage, p, schedules=schedules, pause=pause)
-print(why_no_ranks() or f"{len(ranks)} processes have trained one step under each schedule")
-print("what the second stage does under 1F1B:", *schedules["1F1B"][1])
-reveal("14.time", simulate("GPipe", 4, 8).span * 50, unit="ms")
-
-# %% [markdown]
-# Is the result that of one process with all layers and the complete batch? Do the stages keep what the simulator says?
-
-# %%
-layers, data, target = part(0, 1)
-loss = nn.functional.mse_loss(layers(data), target)
-loss.backward()
-norm = torch.stack([weight.grad.norm() for weight in layers.parameters()]).norm()
-print(f"one process: loss {loss.item():.5f}, norm of all gradients {norm.item():.5f}")
-trained = schedules if ranks else ()
-for name in trained:
-    losses, norms, most, _ = zip(*(rank[name] for rank in ranks), strict=True)
-    simulated = [simulate(name, p, m).most_kept(stage) for stage in range(p)]
-    print(
-        f"{name:5s}        loss {losses[-1]:.5f}, norm of all gradients {norms[0]:.5f}; "
-        f"micro-batches kept {list(most)}, simulated {simulated}"
-    )
-
-# %% [markdown]
-# A synchronous pipeline approximates nothing. Its times vary with your machine:
-
-# %% tags=["nbval-ignore-output"]
-for name in trained:
-    took = max(rank[name][3] for rank in ranks)
-    formula = (m + p - 1) * 3 * pause
-    print(
-        f"{name:5s} formula (m + p − 1)·3·pause = {1e3 * formula:.0f} ms, "
-        f"measured {1e3 * took:.0f} ms, the gap {plus_minus(1e3 * (formula - took))} ms"
-    )
-
-# %% [markdown]
-# The gap: sending takes time, and processes wake up late, more so on a busy machine. Both schedules have the same
-# formula, so a difference between their times is mostly chance. (A first step of their own, without a pause, came
-# before: it connects the processes.) On GPUs, messages take time, too: they have 2·s·b·h bytes. And stages are never
-# quite equal. Change m to 16, predict loss, kept and time, and run from that cell.
-
-# %% [markdown]
-# ## torch's own schedules
-# `torch.distributed.pipelining` provides forwards, backwards, order and messages for a stage's layers and a loss:
-
-
-# %%
-def torchs_stage(m):
-    import torch
-    import torch.distributed as dist
-    from torch.distributed import pipelining
-    from torch.nn.functional import mse_loss
-
-    dist.init_process_group("gloo")
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    found = {}
-    for schedule in (pipelining.ScheduleGPipe, pipelining.Schedule1F1B):
-        layers, data, target = part(rank, ranks)
-        stage = pipelining.PipelineStage(layers, rank, ranks, torch.device("cpu"))
-        plan = schedule(stage, m, loss_fn=mse_loss)
-        losses = []
-        if rank == 0:
-            plan.step(data)  # the first stage gets the batch, the last the targets
-        else:
-            plan.step(target=target, losses=losses)
-        found[schedule.__name__] = [loss.item() for loss in losses]
-    dist.destroy_process_group()
-    return found
-
-
-# %%
-m = 8  # change this
-last_stage = {} if why_no_ranks() else run_ranks(torchs_stage, 2, m=m)[-1]
-for name, losses in last_stage.items():
-    print(
-        f"{name}, two processes: {len(losses)} losses, their mean {sum(losses) / len(losses):.5f}"
-    )
-
-# %% [markdown]
-# Two stages of four layers give the same loss. Change m to 4: how many losses, and which mean?
-
-# %% [markdown]
-# ## Cut every matrix: tensor parallelism
-# In [tensor parallelism](../docs/glossary.md#tensor-parallelism), each of t ranks has a part of *every* matrix. The
-# MLP's first matrix is cut by its outputs (*column-parallel*), the second by its inputs (*row-parallel*). Nothing is
-# sent between the two. After them, each rank has a part of a sum, so one
-# [all-reduce](../docs/glossary.md#all-reduce) follows. By hand, then with torch's `parallelize_module`:
-
-
-# %%
-def parallel_mlp(h):
-    import torch
-    import torch.distributed as dist
-    from torch import nn
-    from torch.distributed.tensor import parallel
-
-    dist.init_process_group("gloo")
-    rank, t = dist.get_rank(), dist.get_world_size()
-    torch.manual_seed(11)
-    x = torch.randn(8, h)
-    mlp = nn.Sequential(nn.Linear(h, 4 * h, bias=False), nn.GELU(), nn.Linear(4 * h, h, bias=False))
-    up = mlp[0].weight.chunk(t, dim=0)[rank]
-    down = mlp[2].weight.chunk(t, dim=1)[rank]
-    hidden = nn.functional.gelu(x @ up.T)  # 4h/t columns: the other ranks have the rest
-    y = (hidden @ down.T).detach()  # a part of the sum
-    dist.all_reduce(y)
-    whole = mlp(x)
-    plan = {"0": parallel.ColwiseParallel(), "2": parallel.RowwiseParallel()}
-    parallel.parallelize_module(mlp, dist.init_device_mesh("cpu", (t,)), plan)
-    found = [hidden.nbytes, *(outcome.norm().item() for outcome in (whole, y, mlp(x)))]
-    dist.destroy_process_group()
-    return found
-
-
-# %%
-t = 2  # change this
-bytes_kept, *norms = [0] if why_no_ranks() else run_ranks(parallel_mlp, t, h=64)[0]
-print(
-    f"t = {t}: each rank keeps {bytes_kept:,} bytes between the matrices, "
-    f"8 · 4 · 64 · 4 / t = {8192 // t:,}"
-)
-for name, norm in zip(("complete MLP", "cut by hand", "cut by torch"), norms, strict=False):
-    print(f"{name:13s} norm of the output {norm:.4f}")
-
-# %% [markdown]
-# Change t to 4: predict the bytes. Weights, and activations between the matrices, are divided by t. Norms, their
-# dropout, and the inputs of attention and MLP stay complete on every rank. *[Sequence
-# parallelism](../docs/glossary.md#sequence-parallelism)* cuts those along the sequence.
-#
-# **Your guess.** GPT-3, one sequence, [eager attention](../docs/glossary.md#eager-attention). By what factor does
-# tensor parallelism of 8 reduce what all blocks keep (total below)?
-
-# %%
-from course_utils import estimate
-from course_utils.estimating.megatron import activation_bytes
-
-gpt3 = TrainingRun("gpt3-175b", 1, 2048, "bf16-master", attention="eager")
-print(f"one GPU: {format_bytes(activation_bytes(gpt3), 'GB', 0)}")
-predict("14.tensor", unit="times")
-
-# %% [markdown]
-# | bytes per block, in units of s·b·h ([Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), table 2) | |
-# |---|---|
-# | one GPU | 34 + 5·a·s/h |
-# | tensor parallel | 10 + 24/t + 5·a·s/(h·t) |
-# | and sequence parallel | (34 + 5·a·s/h) / t |
-
-# %%
-s, h, a = 2048, gpt3.model.hidden, gpt3.model.heads
-for t in (2, 4, 8, 16):
-    formula = (10 + 24 / t + 5 * a * s / (h * t)) * s * h * gpt3.model.layers
-    counted = activation_bytes(gpt3.replace(tensor_parallel=t))
-    factor = activation_bytes(gpt3) / counted
-    print(
-        f"t = {t:2d}: {format_bytes(counted, 'GB', 1):>8s}, formula − code: "
-        f"{plus_minus(formula - counted)} bytes; "
-        f"{factor:.1f} times less, {t} with sequence parallelism; "
-        f"each rank sends {4 * 2 * (t - 1) / t:.1f}·s·b·h numbers per block"
-    )
-with_8 = activation_bytes(gpt3.replace(tensor_parallel=8))
-reveal("14.tensor", activation_bytes(gpt3) / with_8, unit="times")
-one_of_8 = estimate(gpt3.replace(tensor_parallel=8))
-print(f"one of 8 ranks, whole step: estimated peak {format_bytes(one_of_8.total, 'GB', 0)}")
-
-# %% [markdown]
-# The factor stays below t because the 10 is not divided. Messages differ, too: ZeRO sends weights, the same bytes for
-# any number of tokens. Tensor parallelism sends activations, and waits for them: per block four all-reduces of s·b·h
-# numbers, two forward and two backward. In a ring, each rank sends 2(t − 1)/t times that ([lesson
-# 10](10_data_parallelism.ipynb)), so 8(t − 1)/t · s·b·h numbers per block (printed for each t). So it stays within a
-# machine, where links are fast. The last line is `estimate`'s closed form for one rank: states and the loss, too.
-# No simulated step checks it.
-
-# %% [markdown]
-# ## Which parallelism, when?
-# Many GPUs can be [replicas](../docs/glossary.md#replica), use [ZeRO](../docs/glossary.md#zero), cut every matrix, or
-# cut between layers. The costs depend on model and cluster, so compute them: Llama-3 70B, 4,096 tokens, 512 sequences
-# per step, on 8 nodes of 8 H100s. Within a node, GPUs talk over [NVLink](../docs/glossary.md#nvlink) at 450 GB/s.
-# Between nodes, each GPU has 50 GB/s (400 Gb/s). These are [data-sheet rates](../docs/glossary.md#data-sheet-rate),
-# which no program reaches.
-#
-# **Your guess.** Take the best plan that fits. How many percent longer than its arithmetic alone does a step take, if
-# stages wait, and messages and arithmetic take turns?
-
-# %%
-predict("14.plan", unit="%")
-
-# %%
-from course_utils.lessons.pipelines.cluster_plans import Cluster, cheapest
-
-waits_for("14.plan")
-llama = TrainingRun(
-    "llama3-70b", micro_batch=1, seq_len=4096, precision="bf16-master", recompute="full"
-)
-cluster = Cluster(gpu("H100-80GB"), nodes=8, per_node=8, network=50e9)  # change this
-wanted = {
-    "only ZeRO-1": lambda plan: plan.tensor == plan.pipeline == 1 and plan.stage == 1,
-    "only ZeRO-3": lambda plan: plan.tensor == plan.pipeline == 1 and plan.stage == 3,
-    "tensor and data": lambda plan: plan.tensor > 1 and plan.pipeline == 1 and plan.stage < 3,
-    "tensor and pipeline": lambda plan: plan.tensor > 1 and plan.pipeline > 1 and plan.stage == 0,
-    "pipeline and data": lambda plan: plan.tensor == 1 and plan.pipeline > 1,
-}
-print(
-    f"{'':20s} {'best that fits':38s} {'GB':>5s} {'idle':>5s} "
-    f"{'messages':>9s} {'in turn':>8s} {'hidden':>7s}"
-)
-for name, allowed in wanted.items():
-    best = cheapest(llama, cluster, 512, allowed)
-    if best is None:
-        print(f"{name:20s} none")
-        continue
-    plan = f"{best.plan}, b = {best.micro_batch}"
-    print(
-        f"{name:20s} {plan:38s} {best.memory / 1e9:5.1f} {best.idle:5.0%} "
-        f"{best.messages:8.1f}s {best.total:7.1f}s {best.overlapped:6.1f}s"
-    )
-
-# %%
-in_turn = cheapest(llama, cluster, 512, lambda plan: True)
-hidden = cheapest(llama, cluster, 512, lambda plan: True, overlapped=True)
-for words, best in (("no message hides", in_turn), ("all hide that can", hidden)):
-    plan = f"{best.plan}, b = {best.micro_batch}" if best else "nothing fits"
-    print(f"fastest if {words}: {plan}")
-if in_turn:
-    reveal("14.plan", 100 * (in_turn.total / in_turn.seconds["compute"] - 1), unit="%")
-
-# %% [markdown]
-# Two columns, two rankings. *In turn* adds up arithmetic, bubble and messages. *Hidden* is the best case: messages
-# travel during the arithmetic, and only the rest counts. ZeRO-3 goes from last to first. It sends most, but all of it
-# can hide: while one block computes, the next is gathered. Tensor parallelism's messages cannot hide, because the next
-# product needs their sum. Nor can a bubble: a waiting stage has nothing to compute.
-#
-# | | cuts | sends | can it hide? | choose it when |
-# |---|---|---|---|---|
-# | replicas | nothing | gradients, once per step | behind the last backward | everything fits on one GPU |
-# | ZeRO-2 | optimizer states, gradients | gradients, once per micro-batch | yes | weights fit on one GPU |
-# | ZeRO-3, FSDP | also weights | weights twice and gradients once, per micro-batch | yes | micro-batches are large |
-# | tensor | each matrix, activations | 4 all-reduces of activations per block, 6 if recomputed | no | within a node |
-# | pipeline | layers | activations and their gradients, once per cut | yes, the bubble not | links are slow; m ≫ p |
-#
-# Change the network to `5e9`, predict the fastest plan, and run both cells. Then try `gpu("A100-80GB")`, or `nodes=4`.
-#
-# How far from data-sheet rates is a real training? Llama 3.1 70B saw about 15 trillion tokens in 7.0 million H100 hours
-# ([Meta's model card](https://github.com/meta-llama/llama-models/blob/main/models/llama3_1/MODEL_CARD.md)). MFU is
-# model [FLOPs](../docs/glossary.md#flops) utilization ([Chowdhery et al. 2022](https://arxiv.org/abs/2204.02311),
-# section 4.1, here without attention's own products):
-#
-# $$\text{MFU} = \frac{6 N \cdot \text{tokens}}{\text{GPU seconds} \cdot \text{data-sheet rate}}$$
-
-# %%
-gpu_seconds, rate = 7.0e6 * 3600, gpu("H100-80GB").rates.tensor
-print(
-    f"MFU {6 * llama.model.parameters * 15e12 / (gpu_seconds * rate):.0%}; "
-    f"a step like ours on 64 such GPUs takes {gpu_seconds / 15e12 * 512 * 4096 / 64:.0f} s"
-)
-
-# %% [markdown]
-# That step is longer than any in the table: no kernel reaches the data-sheet rate, sequences grew longer late in that
-# training, and the hours include failures. So rank plans by the table's seconds, but promise nothing.
+# The later the gradient, the smaller the learning rate must be (formula: Levin and May 1976). This is one reason why
+# large models are trained with synchronous schedules despite the bubble: their gradients equal those of one process.
 
 # %% [markdown]
 # ## Five questions
@@ -665,32 +576,34 @@ quiz(14)
 
 # %% [markdown]
 # ## In your own script
-# Cut a model over two GPUs and train it as before: each keeps the weights, gradients, states and activations of its own
-# layers.
+# A pipeline by torch. It runs alone, and with `torchrun --standalone --nproc-per-node 4 script.py` on four ranks.
 
 # %%
+import os
+
 import torch
-from torch import nn
+from torch import distributed as dist, nn
+from torch.distributed import pipelining
 
+cuda = torch.cuda.is_available()
+alone = {} if "RANK" in os.environ else {"rank": 0, "world_size": 1, "store": dist.HashStore()}
+dist.init_process_group("nccl" if cuda else "gloo", **alone)
+rank, ranks = dist.get_rank(), dist.get_world_size()
+device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if cuda else "cpu")
+layers = [nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(8)]
+each = len(layers) // ranks
+own = nn.Sequential(*layers[rank * each : (rank + 1) * each]).to(device)
 
-class CutInTwo(nn.Module):
-    def __init__(self, first, last, devices):
-        super().__init__()
-        self.first, self.last = first.to(devices[0]), last.to(devices[1])
-        self.devices = devices
-
-    def forward(self, x):
-        return self.last(self.first(x.to(self.devices[0])).to(self.devices[1]))
-
-
-devices = ("cuda:0", "cuda:1") if torch.cuda.device_count() > 1 else ("cpu", "cpu")
-model = CutInTwo(nn.Linear(64, 256), nn.Linear(256, 8), devices)
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-# targets, if there are any, belong on the last device
-loss = model(torch.randn(32, 64)).square().mean()
-loss.backward()
+# %%
+stage = pipelining.PipelineStage(own, rank, ranks, device)
+schedule = pipelining.Schedule1F1B(stage, n_microbatches=8, loss_fn=nn.functional.mse_loss)
+optimizer = torch.optim.AdamW(own.parameters(), lr=1e-3)
+x, target = torch.randn(2, 32, 64, device=device)  # let the first rank load x, the last the targets
+last = {"target": target, "losses": []} if rank == ranks - 1 else {}
+schedule.step(*([x] if rank == 0 else []), **last)
 optimizer.step()
-print([f"{weight.shape} on {weight.device}" for weight in model.parameters()])
+print(f"stage {rank} of {ranks} has stepped")
+dist.destroy_process_group()
 
 # %% [markdown]
 # ## Take home
@@ -700,9 +613,8 @@ print([f"{weight.shape} on {weight.device}" for weight in model.parameters()])
 # **Breaks when** stages are unequal, when there are few micro-batches, or when gradients are late: then it trains
 # something else.
 #
-# **Cheat-sheet line** bubble (p − 1)/(m + p − 1) · kept micro-batches: GPipe m, 1F1B p − stage · PipeDream: p − stage
-# weight versions, p − 1 − stage updates late · sends 2·s·b·h bytes per cut and direction · tensor parallel activations:
-# (10 + 24/t + 5as/ht)·sbh, with sequence parallelism (34 + 5as/h)·sbh/t · tensor parallel messages: each rank sends
-# 16·s·b·h·(t − 1)/t bytes per block.
+# **Cheat-sheet line** bubble: 1F1B and GPipe (p − 1)/(m + p − 1), interleaved (p − 1)/(v·m + p − 1) · kept
+# micro-batches: GPipe m, 1F1B p − stage, zero bubble p · PipeDream: p − stage weight versions, p − 1 − stage updates
+# late · sends 2·s·b·h bytes per cut and direction.
 #
 # Now solve the [exercises of this lesson](../exercises/14_model_and_pipeline_parallelism.ipynb).

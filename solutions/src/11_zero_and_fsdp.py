@@ -339,7 +339,7 @@ check.shard_to_fit(shard_to_fit)
 # ### Why
 # A unit is whole while it runs, and the next one is already on its way. So the largest units set the peak above 16Ψ/D.
 # A rule by number, not by name, works for models that you have never seen. Here the vocabulary's layers are now the
-# largest units, and `fully_shard` cannot make them smaller. Tensor parallelism can (lesson 14). Units can also be too
+# largest units, and `fully_shard` cannot make them smaller. Tensor parallelism can (lesson 15). Units can also be too
 # small: each needs its own all-gather, and small messages are slow.
 
 # %% tags=["solution"]

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 110
+#     minutes: 105
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,9 +11,8 @@
 # %% [markdown]
 # # Exercises 14 · Model and pipeline parallelism
 #
-# **110 minutes** for all four; each one says its own. You should know what [lesson
-# 14](../notebooks/14_model_and_pipeline_parallelism.ipynb) shows, and for exercise 4 the `Function` that [lesson
-# 06](../notebooks/06_recomputation.ipynb) writes under *By hand*. You need no GPU.
+# **105 minutes** for all four; each one says its own. You should know what [lesson
+# 14](../notebooks/14_model_and_pipeline_parallelism.ipynb) shows. You need no GPU.
 #
 # Each exercise asks for one function. Write it, run the cell, then run the check below it. A check tells you what is
 # off, never what the answer is. Stuck? Every exercise has three hints; open one at a time. (“Run All Cells” stops at
@@ -23,9 +22,9 @@
 from itertools import combinations, pairwise
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
+from torch.func import functional_call
 from torch.nn.functional import mse_loss
 
 from course_utils import on_gpu
@@ -160,7 +159,7 @@ check.order(order)
 # A stage does p − stage forwards before the first micro-batch comes back. From then on, one enters for each that
 # leaves. So m is free: choose it for the bubble, not for memory. The list does not say *when* anything happens. A
 # stage starts each forward or backward of its list as soon as the input is there. PyTorch's `Schedule1F1B` does no
-# more than that. The lesson's `one_stage` takes lists like yours: try them there.
+# more than that. The lesson's `by_hand` takes lists like yours: try them there.
 
 # %% tags=["solution"]
 for stage in range(4):
@@ -271,118 +270,68 @@ with on_gpu():
         del waiting
 
 # %% [markdown]
-# ## 4 · A tensor-parallel MLP that trains
-# **Difficulty** ●●●●○ · **30 minutes** · **Trains** messages inside autograd
+# ## 4 · The weights that forward saw
+# **Difficulty** ●●●○○ · **25 minutes** · **Trains** weight stashing, and what a graph holds
 #
-# Write a tensor-parallel MLP, as one of t ranks computes it, with gradients that are right on every rank. The lesson's
-# MLP cannot train, because it calls `.detach()` before the all-reduce. Megatron-LM uses two small functions instead, f
-# and g ([Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053), section 3). Write both as `autograd.Function`s
-# ([torch's notes](https://docs.pytorch.org/docs/stable/notes/extending.html) explain them):
+# Write what one stage of PipeDream does to its weights. Its arguments:
 #
-# - `Shared` (their f) returns its input unchanged. In backward it sums the gradient over all ranks.
-# - `Summed` (their g) sums over all ranks in forward. In backward it returns the gradient unchanged.
+# - `stage`: an `nn.Sequential` with the first version of the weights. Do not change it.
+# - `order`: the stage's works, as in exercise 2: `["F0", "F1", "B0", …]`.
+# - `inputs[i]`: the input of micro-batch i. `gradients[i]`: the gradient of its output, which comes back later.
+# - `rate`: after each backward, the newest weights go down by rate times the gradient of this micro-batch alone.
 #
-# Then write `parallel_mlp` with them. Its arguments:
-#
-# - `x` (rows, h) is the same on every rank. `up` (4h/t, h), `up_bias` (4h/t) and `down` (h, 4h/t) are this rank's
-#   parts. `down_bias` (h) is complete on every rank.
-# - `all_reduce(tensor)` puts the sum over all ranks into `tensor`, as `dist.all_reduce` does.
-#
-# Return the output of the complete MLP, (rows, h): gelu(x·upᵀ + up_bias)·downᵀ + down_bias. On every rank, x and
-# down_bias get the complete MLP's gradient; up, up_bias and down get their part of it.
-#
-# Use one all-reduce in forward and one in backward, also with t = 1. x may be used elsewhere, as in `x +
-# parallel_mlp(x, …)`: sum only the MLP's part of its gradient. The check calls only `parallel_mlp`.
+# A forward sees the newest weights. Its backward needs the *same* ones, although they are no longer the newest. Its
+# update changes the newest ones. Return the weights at the end, as a dictionary of names and tensors. With
+# [`functional_call(stage, weights, (x,))`](https://docs.pytorch.org/docs/stable/generated/torch.func.functional_call.html)
+# a module runs with other weights than its own.
 
 
 # %%
-class Shared(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, all_reduce):
-        ### BEGIN SOLUTION Return x unchanged.
-        ctx.all_reduce = all_reduce
-        return x.view_as(x)
-        ### END SOLUTION
-
-    @staticmethod
-    def backward(ctx, gradient):
-        ### BEGIN SOLUTION Return the sum of all ranks' gradients, and None.
-        gradient = gradient.clone()
-        ctx.all_reduce(gradient)
-        return gradient, None
-        ### END SOLUTION
-
-
-# %%
-class Summed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, part, all_reduce):
-        ### BEGIN SOLUTION Return the sum of all ranks' parts.
-        whole = part.clone()
-        all_reduce(whole)
-        return whole
-        ### END SOLUTION
-
-    @staticmethod
-    def backward(ctx, gradient):
-        ### BEGIN SOLUTION Return the gradient of a part, and None.
-        return gradient, None
-        ### END SOLUTION
-
-
-# %%
-def parallel_mlp(x, up, up_bias, down, down_bias, all_reduce):
-    """The complete MLP's output, computed with this rank's parts."""
-    ### BEGIN SOLUTION Return the output, (rows, h).
-    hidden = F.gelu(F.linear(Shared.apply(x, all_reduce), up, up_bias))
-    return Summed.apply(F.linear(hidden, down), all_reduce) + down_bias
+def stashed(stage, order, inputs, gradients, rate):
+    """The weights of a stage after its works, by name."""
+    ### BEGIN SOLUTION Return a dictionary of names and tensors.
+    newest = {name: weight.detach() for name, weight in stage.named_parameters()}
+    kept = {}
+    for work in order:
+        i = int(work[1:])
+        if work[0] == "F":
+            version = {name: weight.clone().requires_grad_() for name, weight in newest.items()}
+            kept[i] = version, functional_call(stage, version, (inputs[i],))
+        else:
+            version, y = kept.pop(i)
+            y.backward(gradients[i])
+            newest = {name: w - rate * version[name].grad for name, w in newest.items()}
+    return newest
     ### END SOLUTION
 
 
 # %%
-check.parallel_mlp(parallel_mlp)
+check.stashed(stashed)
 
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# What does each rank have only a part of? In forward: after `down`, a part of a sum. In backward: each rank's `up`
-# gives x a gradient, and x's complete gradient is their sum. So where does each of the two functions go?
+# Keep two things: the newest weights, and per micro-batch in flight the weights that its forward saw, with its output.
 #
 # </details>
-# <details><summary>Hint 2: what does not need a message</summary>
+# <details><summary>Hint 2: no update in place</summary>
 #
-# y = part₀ + part₁ + … If you know y's gradient, what is the gradient of one part? Every rank has it already. Summing
-# it once more makes it t times too large.
+# If an update writes into a tensor that a graph still needs, backward raises an error. Make new tensors instead: `w -
+# rate * gradient`. The old ones stay as long as something holds them.
 #
 # </details>
-# <details><summary>Hint 3: details</summary>
+# <details><summary>Hint 3: almost there</summary>
 #
-# `all_reduce` writes into its argument, and the tensor that autograd hands you may be in use elsewhere: give it a
-# `.clone()`. `backward` returns a second value for the second argument of forward: `None`. And where must you add
-# `down_bias`, so that it is in the sum once and not t times?
+# Give each forward its own copies, as leaves: `.clone().requires_grad_()`. After `y.backward(gradients[i])`, each leaf's
+# `.grad` is this micro-batch's gradient alone. Subtract it from the *newest* weights, not from these leaves.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# f and g are mirror images: where one sums, the other passes its input on. Tensor parallelism needs no other
-# messages: for each block of attention and MLP, two all-reduces in forward and two in backward, each of s·b·h
-# numbers. In a ring, each rank sends 2(t − 1)/t times that. An all-reduce that autograd differentiates as a sum would
-# be wrong here, because it sums the gradient, too. Between the matrices, the tensors are 4h/t wide and shrink with t.
-# x and y are complete on every rank, whatever t is.
+# A version lives as long as a graph that needs it: when a micro-batch has come back, nothing holds its leaves any more.
+# So there are as many versions as micro-batches in flight, p − stage. The gradient belongs to old weights, and the
+# update starts at the newest ones: that is staleness, and no error message tells you of it.
 
 # %% tags=["solution"]
-with on_gpu():
-    h = 1024
-    x = torch.randn(4096, h, device="cuda", requires_grad=True)
-    F.linear(x[:1], x[:1])  # the first product allocates cuBLAS's workspace
-    for t in (1, 2, 4, 8):
-        up = torch.randn(4 * h // t, h, device="cuda", requires_grad=True)
-        down = torch.randn(h, 4 * h // t, device="cuda", requires_grad=True)
-        biases = torch.randn(4 * h // t, device="cuda"), torch.randn(h, device="cuda")
-        before = torch.cuda.memory_allocated()
-        y = parallel_mlp(x, up, biases[0], down, biases[1], lambda tensor: None)
-        kept = torch.cuda.memory_allocated() - before - y.nbytes
-        expected = 2 * 4096 * 4 * h * 4 / t / 1e6
-        print(f"t = {t}: {kept / 1e6:6.1f} MB kept between x and y, {expected:.1f} expected")
-        del y
+pipeline_figure(simulate("PipeDream", 3, 12))

@@ -1,1 +1,1 @@
-"""Lesson 16: its model code, figures, widget, checks and quiz."""
+"""Lesson 16: its figure, text, checks and quiz."""

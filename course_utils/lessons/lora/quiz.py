@@ -1,15 +1,13 @@
 """The numbers in the quiz of lesson 16, question by question; its words are in quiz.toml."""
 
 from collections.abc import Iterator
-from functools import partial
 
 from ... import TrainingRun, estimate
-from ...estimating.states import frozen_matrix_bytes, trainable
-from ...interactive.quiz import Numbers, gb
-from ...units import each, format_bytes, percent
+from ...estimating.states import trainable
+from ...interactive.quiz import Numbers
+from ...units import each, percent
 
 RUN = TrainingRun("gpt2", 4, 512, lora_rank=8, lora_targets=("attention", "mlp"))
-_mb = partial(format_bytes, unit="MB", digits=1)
 
 
 def numbers() -> Iterator[Numbers]:
@@ -22,31 +20,12 @@ def numbers() -> Iterator[Numbers]:
     learning = (4 + 8) / (4 + 4 + 8)  # gradients and moments, of these and the weights
     saved = {"activations": 1 - everywhere / full, "attention": 1 - attention / full}
     yield "activations", each(percent, **saved, parameters=frozen, learning=learning)
-    few, many = 4, 8
-    before, after = (2 ** (bits - 1) - 1 for bits in (few, many))
-    factors = {
-        "factor": after / before,
-        "ratio": many // few,
-        "added": many - few,
-        "squared": (after / before) ** 2,
-    }
-    yield "one_more_bit", {"few": few, "many": many, "before": before, "after": after} | factors
-    rows, columns = 14336, 4096
-    stored = frozen_matrix_bytes((rows, columns), 4)
-    elements = rows * columns
-    sizes = each(_mb, nf4=stored, codes=elements // 2, bytes=4 * elements, half=2 * elements)
-    yield "four_bits", {"rows": rows, "columns": columns} | sizes
-    run = TrainingRun(
-        "llama3-8b",
-        1,
-        1024,
-        "bf16",
-        recompute="full",
-        lora_rank=16,
-        lora_targets=("attention", "mlp"),
-        frozen_bits=4,
-    )
-    N = run.model.parameters
-    peak = estimate(run).total
-    in_16_bits = estimate(run.replace(frozen_bits=16)).total
-    yield "the_account", each(gb, peak=peak, half_a_byte=N // 2, in_16_bits=in_16_bits, states=16 * N)
+    forward, backward_x, backward_w = 1, 1, 1  # units of work; recomputation adds a forward
+    plain = backward_w / (forward + backward_x + backward_w)
+    recomputed = backward_w / (2 * forward + backward_x + backward_w)
+    wrong = {"both_products": (backward_x + backward_w) / (2 * forward + backward_x + backward_w)}
+    yield "work", each(percent, recomputed=recomputed, plain=plain, nothing=0.0, **wrong)
+    few, many = 8, 128
+    ratio = many / few
+    steps = {"root": ratio**0.5, "scale": ratio, "sum": ratio**1.5}
+    yield "first_step", {"few": few, "many": many} | {name: f"{size:.0f}" for name, size in steps.items()}

@@ -11,10 +11,11 @@ from types import NoneType
 from typing import Any, cast
 
 import torch
-from torch.nn.functional import gelu, linear, mse_loss
+from torch.func import functional_call
+from torch.nn.functional import mse_loss
 
 from ...interactive.feedback import Mistakes, call, exercise, expect, fail, of_kind, recognized
-from ..shared.judging import Ran, forward_backward, same, seeded
+from ..shared.judging import same, seeded
 from ..shared.on_ranks import found_on_ranks
 from .check_ranks import SIZES, batch, difference, of_whole, stages
 from .schedules import most_kept, simulate
@@ -262,72 +263,72 @@ def _scaled(sizes: Sequence[int], scale: Callable[[int, Sequence[int]], float]) 
 
 
 # --------------------------------------------------------------------------------------------------
-# 14.4: parallel_mlp
-@exercise("14.4", "One message forward, one backward, and every gradient is the complete MLP's.")
-def parallel_mlp(answer: Any) -> None:
-    """`answer(x, up, up_bias, down, down_bias, all_reduce)` is the whole MLP's output, of one rank."""
-    for t, rank, shape in ((2, 0, (5, 8)), (4, 2, (3, 8)), (2, 1, (1, 4)), (1, 0, (3, 4))):
-        with seeded():
-            h = shape[-1]
-            x = torch.randn(shape)
-            up = torch.randn(4 * h, h)
-            up_bias = torch.randn(4 * h)
-            down = torch.randn(h, 4 * h)
-            down_bias = torch.randn(h)
-        parts = list(zip(up.chunk(t), up_bias.chunk(t), down.chunk(t, dim=1), strict=True))
-        each = [forward_backward(_mlp, [x, *part]) for part in parts]
-        whole = forward_backward(_with_residual, [x, up, up_bias, down, down_bias])
-        sums = list[bool]()
-        wanted = [whole.gradients[0], *each[rank].gradients[1:], whole.gradients[4]]
-        all_reduce = partial(_all_reduce, each, rank, down_bias, sums)
-        run = partial(_with_residual, layer=partial(_run_rank, answer, all_reduce))
-        got = forward_backward(run, [x, *parts[rank], down_bias])
-        where = f"With {t} ranks," if t > 1 else f"With {t} rank,"
-        often = f"{where} you sum {sums.count(False)} × in forward and {sums.count(True)} × in backward."
-        expect(sorted(sums) == [False, True], f"{often} Where is there only a part?")
-        expect(same([got.output], [whole.output], 1e-4), f"{where} the output is not the complete MLP's.")
-        pairs = zip(("x", "up", "up_bias", "down", "down_bias"), got.gradients, wanted, strict=True)
-        off = [name for name, mine, right in pairs if not same([mine], [right], 1e-4)]
-        slopes = f"{where} the output is right, but the gradient of {', '.join(off)} is not."
-        expect(not off, f"{slopes} What do your two functions return?")
+# 14.4: stashed
+# works in order; the first stage of three, a stage that goes two ahead, the last one
+ORDERS = ("F0 F1 F2 B0 F3 B1 F4 B2 B3 B4", "F0 F1 B0 F2 B1 B2", "F0 B0 F1 B1")
 
 
-def _mlp(x: Any, up: Any, up_bias: Any, down: Any, down_bias: Any = None) -> torch.Tensor:
-    return linear(gelu(linear(x, up, up_bias)), down, down_bias)
+def _stashed(
+    stage: Any, order: Any, inputs: Any, gradients: Any, rate: float, mistake: str = ""
+) -> dict[str, torch.Tensor]:
+    """The weights after a stage of PipeDream (Narayanan et al. 2019, 3.3); on request with a `mistake`."""
+    weights = {name: weight.detach().clone() for name, weight in stage.named_parameters()}
+    newest = weights
+    slopes = [torch.zeros_like(weight) for weight in weights.values()]
+    seen = dict[int, dict[str, torch.Tensor]]()
+    for work in order:
+        micro = int(work[1:])
+        if work[0] == "F":
+            seen[micro] = weights if mistake == "flush" else newest
+            continue
+        version = newest if mistake == "newest" else seen[micro]
+        leaves = {name: weight.clone().requires_grad_() for name, weight in version.items()}
+        y = functional_call(stage, leaves, (inputs[micro],))
+        found = torch.autograd.grad(y, list(leaves.values()), gradients[micro])
+        if mistake == "added":
+            slopes = [old + new for old, new in zip(slopes, found, strict=True)]
+            found = tuple(slopes)
+        begin = version if mistake == "lost" else newest
+        step = -rate if mistake == "uphill" else rate
+        pairs = zip(begin.items(), found, strict=True)
+        newest = {name: weight - step * slope for (name, weight), slope in pairs}
+    return newest
 
 
-def _with_residual(x: torch.Tensor, *given: torch.Tensor, layer: Any = _mlp) -> torch.Tensor:
-    """x is used next to the layer, too, so that a sum of all of x's gradient is too much."""
-    return x + layer(x, *given)
+STASH_MISTAKES: Mistakes = {
+    "Your backward uses the newest weights. It needs those that this micro-batch's forward saw.": (
+        partial(_stashed, mistake="newest")
+    ),
+    "Your update starts from the version that forward saw. Updates since then are lost.": (
+        partial(_stashed, mistake="lost")
+    ),
+    "Every forward sees the first weights. The newest ones are there after each backward.": (
+        partial(_stashed, mistake="flush")
+    ),
+    "Gradients of earlier micro-batches are still in yours.": partial(_stashed, mistake="added"),
+    "Your weights go uphill: subtract rate times gradient.": partial(_stashed, mistake="uphill"),
+}
 
 
-def _run_rank(answer: Any, all_reduce: Any, *given: Any) -> torch.Tensor:
-    return call(answer, *given, all_reduce, returns=torch.Tensor)
+@exercise("14.4", "Each backward saw the weights of its forward, and each update began at the newest.")
+def stashed(answer: Any) -> None:
+    """`answer(stage, order, inputs, gradients, rate)` is the stage's weights at the end, by name."""
+    cases, mine = [], []
+    for number, order in enumerate(ORDERS):
+        with seeded(number):
+            stage = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+            micro_batches = len(order.split()) // 2
+            inputs = [torch.randn(5, 3) for _ in range(micro_batches)]
+            gradients = [torch.randn(5, 2) for _ in range(micro_batches)]
+        cases.append((stage, order.split(), inputs, gradients, 0.3))
+        got = call(answer, *cases[-1], returns=dict)
+        names = [name for name, _ in stage.named_parameters()]
+        expect(sorted(got) == sorted(names), f"Return a dictionary with these names: {', '.join(names)}.")
+        mine.append([of_kind(got[name], torch.Tensor, f"{name} is").detach() for name in names])
+    other = "The weights at the end are off. Follow one micro-batch with paper and pencil."
+    recognized(mine, cases, _stashed, STASH_MISTAKES, other, _same_weights)
 
 
-def _all_reduce(each: Sequence[Ran], rank: int, bias: torch.Tensor, sums: list[bool], tensor: Any) -> None:
-    """Be all other ranks in one sum, of parts of the output or of x's gradient."""
-    backward = torch._C._current_graph_task_id() != -1  # as long as autograd runs
-    if backward:
-        parts = [cast(torch.Tensor, one.gradients[0]) for one in each]
-        way = "In backward you sum"
-    else:
-        parts = [one.output for one in each]
-        way = "In forward you sum"
-    of_kind(tensor, torch.Tensor, f"{way} what is")
-    other_shape = f"{way} {tuple(tensor.shape)}. What has every rank only a part of?"
-    expect(tensor.shape == parts[0].shape, other_shape)
-    seen = tensor.requires_grad and torch.is_grad_enabled()
-    unseen = f"{way} a tensor of autograd's graph in place, and autograd does not see that. Use `Summed`."
-    expect(not seen, unseen)
-    if not same([tensor], [parts[rank]], 1e-4):
-        biased = same([tensor], [parts[rank] + bias], 1e-4)
-        expect(not biased, f"{way} the bias, too: t ranks add it t times.")
-        complete = (
-            "If every rank has the complete gradient, pass it on unchanged: the sum is t times too large."
-        )
-        off = complete if backward else "Is the part itself off: its bias, its GELU?"
-        fail(f"{way} something else than this rank's part of x's gradient, or of the output. {off}")
-    sums.append(backward)
-    with torch.no_grad():
-        tensor.copy_(torch.stack(parts).sum(0))
+def _same_weights(found: Sequence[Any], wanted: Sequence[Any]) -> bool:
+    pairs = zip(found, wanted, strict=True)
+    return all(same(one, list(other.values())) for one, other in pairs)

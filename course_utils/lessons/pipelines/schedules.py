@@ -1,12 +1,13 @@
 """Simulate m micro-batches sent through a model cut into p stages: who works, who waits, who keeps what.
 
-Each stage does its works in an order, each as soon as what it needs has arrived: naive (the whole batch at
+Each rank does its works in an order, each as soon as what it needs has arrived: naive (the whole batch at
 once), GPipe (Huang et al. 2019: all forwards, then all backwards), 1F1B (Narayanan et al. 2021, section 2.2:
 one forward, one backward, and a flush at the end), and PipeDream (Narayanan et al. 2019: without a flush,
-weights updated after every backward). A unit of time is one forward of one micro-batch on one stage; sending
-takes none.
+weights updated after every backward). `follow` takes any other order, also one in which ranks have several
+stages. A unit of time is one forward of one micro-batch in a rank's layers; sending takes none.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,18 +16,21 @@ from itertools import accumulate
 from ...errors import check_known
 
 FORWARD, BACKWARD = "F", "B"
+INPUT_HALF, WEIGHT_HALF = "I", "W"  # a backward cut in two: the input's gradient, and the weights'
 SCHEDULES = ("naive", "GPipe", "1F1B", "PipeDream")
 MOST_STAGES, MOST_MICRO_BATCHES = 64, 512
 
 
 @dataclass(frozen=True)
 class Work:
-    """A forward ("F") or backward ("B") of one micro-batch (−1: all at once) on one stage; both count from 0.
+    """A forward ("F") or backward ("B", or its halves "I" and "W") of a micro-batch (−1: all at once).
 
-    `version` counts the updates that its forward sees, `late` those between that forward and this backward.
+    `rank` does it on its `stage`; all count from 0. `version` counts the updates that its forward sees,
+    `late` those between that forward and this backward.
     """
 
     kind: str
+    rank: int
     stage: int
     micro: int
     start: float
@@ -37,12 +41,16 @@ class Work:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The result of `simulate`: `works` in the order in which they began."""
+    """The result of `simulate` or `follow`: `works` in the order in which they began.
+
+    Each of its `stages` is a rank's row; where a rank has several `chunks` of the layers, they share the row.
+    """
 
     schedule: str
     stages: int
     micro_batches: int
     works: Sequence[Work]
+    chunks: int = 1
 
     @cached_property
     def span(self) -> float:
@@ -55,27 +63,37 @@ class Pipeline:
         return 1 - sum(work.end - work.start for work in self.works) / (self.stages * self.span)
 
     def of_stage(self, stage: int) -> list[Work]:
-        """The works of one stage, in order."""
-        return [work for work in self.works if work.stage == stage]
+        """The works of one stage (or rank, where one has several), in order."""
+        return [work for work in self.works if work.rank == stage]
+
+    @property
+    def messages(self) -> int:
+        """Messages of one micro-batch, forward and back: none where the next stage is on the same rank."""
+        rank_of = {work.stage: work.rank for work in self.works}
+        return 2 * sum(rank_of[stage] != rank_of[stage - 1] for stage in range(1, len(rank_of)))
 
     def order(self, stage: int) -> list[str]:
         """The works of one stage as text: F0, F1, B0, …"""
         return [f"{work.kind}{work.micro}" for work in self.of_stage(stage)]
 
-    def kept(self, stage: int) -> list[tuple[float, int]]:
-        """(time, micro-batches whose activations are kept from then on): one more as a forward begins."""
+    def kept(self, stage: int) -> list[tuple[float, float]]:
+        """(time, micro-batches whose activations are kept from then on): one more as a forward begins.
+
+        A chunk of a rank's layers keeps its part of a micro-batch, until the weights' gradient is there.
+        """
         size = self.micro_batches if self.schedule == "naive" else 1
         changes: list[tuple[float, int]] = []
         for work in self.of_stage(stage):
             if work.kind == FORWARD:
                 changes.append((work.start, size))
-            else:
+            elif work.kind != INPUT_HALF:
                 changes.append((work.end, -size))
         # In order of time, at one moment frees first: what is freed is free for what begins then.
         times, steps = zip(*sorted(changes), strict=True)
-        return list(zip((0.0, *times), accumulate(steps, initial=0), strict=True))
+        counts = [count / self.chunks for count in accumulate(steps, initial=0)]
+        return list(zip((0.0, *times), counts, strict=True))
 
-    def most_kept(self, stage: int) -> int:
+    def most_kept(self, stage: int) -> float:
         """Micro-batches whose activations the stage keeps at its fullest moment."""
         return max(count for _, count in self.kept(stage))
 
@@ -115,9 +133,40 @@ def simulate(
             raise ValueError(f"{name} is {value!r}: a whole number from 1 to {most}")
     size = micro_batches if schedule == "naive" else 1
     forwards = [size * (slow or {}).get(stage, 1.0) for stage in range(stages)]
-    units = [{FORWARD: each, BACKWARD: backward * each} for each in forwards]
-    orders = [order(schedule, stages, micro_batches, stage) for stage in range(stages)]
-    return Pipeline(schedule, stages, micro_batches, _run(orders, units, schedule == "PipeDream"))
+    orders = [
+        [(kind, stage, micro) for kind, micro in order(schedule, stages, micro_batches, stage)]
+        for stage in range(stages)
+    ]
+    works = _run(orders, [_units(each, backward) for each in forwards], schedule == "PipeDream")
+    return Pipeline(schedule, stages, micro_batches, works)
+
+
+def follow(schedule: str, orders: Sequence[Sequence[str]], backward: float = 2.0) -> Pipeline:
+    """The pipeline whose ranks do their works in these orders, written as torch does: "4F0", "4I0", "4W0".
+
+    That is the stage, F, B, I or W, and the micro-batch. All ranks have equally many stages of equal length.
+    Raises ValueError for another text, and for orders in which every rank waits for another.
+    """
+    works = [[_parsed(text) for text in each] for each in orders]
+    stages = 1 + max(stage for each in works for _, stage, _ in each)
+    micro_batches = 1 + max(micro for each in works for _, _, micro in each)
+    chunks, more = divmod(stages, len(orders))
+    if more:
+        raise ValueError(f"{stages} stages on {len(orders)} ranks: each must have equally many")
+    units = [_units(1 / chunks, backward)] * len(orders)
+    return Pipeline(schedule, len(orders), micro_batches, _run(works, units, updates=False), chunks)
+
+
+def _parsed(text: str) -> tuple[str, int, int]:
+    found = re.fullmatch(r"(\d+)([FBIW])(\d+)", text)
+    if not found:
+        raise ValueError(f"{text!r} is not a work: write stage, F, B, I or W, and micro-batch, as in '0F3'")
+    return found[2], int(found[1]), int(found[3])
+
+
+def _units(forward: float, backward: float) -> dict[str, float]:
+    half = backward * forward / 2
+    return {FORWARD: forward, BACKWARD: 2 * half, INPUT_HALF: half, WEIGHT_HALF: half}
 
 
 def order(schedule: str, stages: int, micro_batches: int, stage: int) -> list[tuple[str, int]]:
@@ -145,32 +194,36 @@ def most_kept(schedule: str, stages: int, micro_batches: int, stage: int) -> int
     return min(micro_batches, stages - stage)
 
 
-def micro_batches_for(stages: int, most_idle: float) -> int:
-    """The fewest micro-batches whose bubble is no more than `most_idle` (a part of 1, above 0)."""
-    return next(m for m in range(1, 10**6) if bubble(stages, m) <= most_idle + 1e-12)
-
-
-def _run(orders: list[list[tuple[str, int]]], units: list[dict[str, float]], updates: bool) -> list[Work]:
-    """Let every stage do its works as early as its order and the others' results allow."""
+def _run(
+    orders: list[list[tuple[str, int, int]]], units: list[dict[str, float]], updates: bool
+) -> list[Work]:
+    """Let every rank do its works as early as its order and the others' results allow."""
+    last = max(stage for works in orders for _, stage, _ in works)
     done: dict[tuple[str, int, int], Work] = {}
-    free = [0.0] * len(orders)  # when each stage has ended its last work
-    nexts = [0] * len(orders)  # the place of each stage's next work
-    # Round after round, each stage goes as far as the results that it needs have been computed.
-    while len(done) < sum(map(len, orders)):
-        for stage, works in enumerate(orders):
-            while nexts[stage] < len(works):
-                kind, micro = works[nexts[stage]]
+    free = [0.0] * len(orders)  # when each rank has ended its last work
+    nexts = [0] * len(orders)  # the place of each rank's next work
+    # Round after round, each rank goes as far as the results that it needs have been computed.
+    while sum(nexts) < sum(map(len, orders)):
+        before = sum(nexts)
+        for rank, works in enumerate(orders):
+            while nexts[rank] < len(works):
+                kind, stage, micro = works[nexts[rank]]
                 # The stage whose result it takes; at either end there is none.
-                sender = stage - 1 if kind == FORWARD else stage + 1
-                needed = done.get((kind, sender, micro))
-                if sender in range(len(orders)) and not needed:
+                way = FORWARD if kind == FORWARD else BACKWARD
+                sender = {FORWARD: stage - 1, WEIGHT_HALF: -1}.get(kind, stage + 1)
+                needed = done.get((way, sender, micro))
+                if 0 <= sender <= last and not needed:
                     break
-                start = max(needed.end if needed else 0.0, free[stage])
+                start = max(needed.end if needed else 0.0, free[rank])
                 updated = 0
                 if updates:
-                    updated = sum(earlier == BACKWARD for earlier, _ in works[: nexts[stage]])
-                seen = done[FORWARD, stage, micro].version if kind == BACKWARD else updated
-                free[stage] = start + units[stage][kind]
-                nexts[stage] += 1
-                done[kind, stage, micro] = Work(kind, stage, micro, start, free[stage], seen, updated - seen)
-    return sorted(done.values(), key=lambda work: (work.start, work.stage))
+                    updated = sum(earlier == BACKWARD for earlier, *_ in works[: nexts[rank]])
+                seen = updated if kind == FORWARD else done[FORWARD, stage, micro].version
+                free[rank] = start + units[rank][kind]
+                nexts[rank] += 1
+                work = Work(kind, rank, stage, micro, start, free[rank], seen, updated - seen)
+                done[WEIGHT_HALF if kind == WEIGHT_HALF else way, stage, micro] = work
+        if sum(nexts) == before:
+            stuck = [works[place] for works, place in zip(orders, nexts, strict=True) if place < len(works)]
+            raise ValueError(f"no rank can go on: each waits for another. Next would be {stuck}")
+    return sorted(done.values(), key=lambda work: (work.start, work.rank))

@@ -1,8 +1,7 @@
 """The numbers in the quiz of lesson 03, question by question; its words are in quiz.toml."""
 
+import struct
 from collections.abc import Iterator
-
-import torch
 
 from ... import TrainingRun, moments
 from ...estimating.formula import block_bytes
@@ -11,17 +10,31 @@ from ...interactive.quiz import Numbers, gb
 from ...units import each
 
 MODEL = "gpt2-medium"
+BF16_EPS = 2**-7
+HALF_SMALLEST_NORMAL = 2**-14
+
+
+def in_half(value: float) -> float:
+    """The nearest fp16 number."""
+    return struct.unpack("e", struct.pack("e", value))[0]
+
+
+def in_bf16(value: float) -> float:
+    """The nearest bf16 number, ties to even: the upper 16 bits of an fp32 number, rounded."""
+    bits = int.from_bytes(struct.pack(">f", value), "big")
+    bits += 0x7FFF + (bits >> 16 & 1)
+    return struct.unpack(">f", (bits & 0xFFFF0000).to_bytes(4, "big"))[0]
 
 
 def numbers() -> Iterator[Numbers]:
     weight, update = 1.0, 0.003
-    bf16, fp16 = (torch.tensor(weight + update, dtype=dtype).item() for dtype in (torch.bfloat16, torch.half))
-    above = weight + torch.finfo(torch.bfloat16).eps
+    bf16, fp16 = in_bf16(weight + update), in_half(weight + update)
+    above = weight + BF16_EPS
     stored = each("{:.6g}".format, bf16=bf16, exact=weight + update, fp16=fp16, above=above)
     yield "vanishing_update", {"weight": weight, "update": update} | stored
     gradient = 1e-8
-    scale = next(2**k for k in range(64) if torch.tensor(gradient * 2**k).half())
-    normal = next(2**k for k in range(64) if gradient * 2**k >= torch.finfo(torch.half).smallest_normal)
+    scale = next(2**k for k in range(64) if in_half(gradient * 2**k))
+    normal = next(2**k for k in range(64) if gradient * 2**k >= HALF_SMALLEST_NORMAL)
     yield "smallest_scale", {"scale": scale, "half": scale // 2, "normal": normal, "begin": 2**16}
     run = TrainingRun(MODEL, precision="amp-bf16")
     weights, gradients, states = parameter_bytes(run), gradient_bytes(run), optimizer_state_bytes(run)

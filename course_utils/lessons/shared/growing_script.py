@@ -153,6 +153,11 @@ def script(lesson: int) -> Script:
         return Script(shown, own, None, str(error))
 
 
+def all_stages() -> Table:
+    """The table of every stage, without a learner's copy."""
+    return Script(stages(), Path(OWN), None).table()
+
+
 def _own_copy(stage: Stage) -> Path:
     """The learner's copy, next to the lessons; a new one has the text of `stage`.
 

@@ -50,10 +50,10 @@ def encode(text: str) -> torch.Tensor:
 
 
 def batches(
-    steps: int, micro_batch: int = 16, seq_len: int = 32, seed: int = 0, text: str | None = None
+    steps: int, micro_batch: int = 16, seq_len: int = 32, seed: int = 0
 ) -> Iterator[tuple[torch.Tensor, ...]]:
     """Yield, per step, token ids of random windows of the text and the ids that follow them, each (b, s)."""
-    tokens = encode(corpus() if text is None else text)
+    tokens = encode(corpus())
     dice = torch.Generator().manual_seed(seed)
     for _ in range(steps):
         starts = torch.randint(len(tokens) - seq_len, (micro_batch, 1), generator=dice)
@@ -61,19 +61,14 @@ def batches(
         yield windows[:, :-1], windows[:, 1:]
 
 
-def language_model(
-    layers: int = 2, hidden: int = 64, *, seed: int = 0, attention: str = "eager"
-) -> Transformer:
-    """GPT-2's design at a toy's size, over characters; the same `seed` gives the same weights.
-
-    A step with flash attention takes a sixth less, but has no second derivatives.
-    """
+def language_model(layers: int = 2, hidden: int = 64, *, seed: int = 0) -> Transformer:
+    """GPT-2's design at a toy's size, over characters; the same `seed` gives the same weights."""
     config = TransformerConfig(
         "characters", "gpt2", layers, hidden, 4, vocab=len(vocabulary()), max_positions=128
     )
     with torch.random.fork_rng(devices=[]), default_dtype(torch.float32):
         torch.manual_seed(seed)
-        return build_network(config, attention)
+        return build_network(config, "eager")
 
 
 def train_language_model(
@@ -95,9 +90,9 @@ def train_language_model(
     return done
 
 
-def mean_loss(model: torch.nn.Module, text: str | None = None, seq_len: int = 32) -> float:
-    """The mean loss over a text, the course's by default, in windows of `seq_len`; the rest is left out."""
-    tokens = encode(corpus() if text is None else text)
+def mean_loss(model: torch.nn.Module, seq_len: int = 32) -> float:
+    """The mean loss over the course's text, in windows of `seq_len`; the rest is left out."""
+    tokens = encode(corpus())
     count = (len(tokens) - 1) // seq_len * seq_len
     inputs = tokens[:count].view(-1, seq_len)
     targets = tokens[1 : count + 1]

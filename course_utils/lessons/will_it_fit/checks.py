@@ -1,26 +1,24 @@
 """Checks of the exercises of lesson 19, "Will it fit?": each names the misconception, never the answer."""
 
 import gc
-import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
+from operator import eq
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from ... import GPUS, TrainingRun, arrange, estimate, measure
+from ... import GPUS, TrainingRun, estimate, fit, measure
 from ...estimating.step_time import lost_seconds
-from ...interactive.feedback import call, call_for_effect, exercise, expect, fail
+from ...interactive.feedback import Mistakes, call, call_for_effect, exercise, expect, recognized
 from ...measurement import Measurement
-from ...planning.twin import SAFETY, unsupported
-from ...units import MB, MiB, format_bytes
+from ...planning.twin import SAFETY
+from ...units import MB, format_bytes
 from ...watching.on_gpu import on_new_gpu
 from ..shared.judging import same, seeded
-from .detective import CAUSES, Evidence, broken
 
 # --------------------------------------------------------------------------------------------------
 # 19.1: largest_micro_batch
@@ -34,10 +32,8 @@ class Trainings:
     """Builds trainings on the GPU, and notes each one's size and what was alive there when it began."""
 
     def __init__(self, cycle: bool = False, error: Exception | None = None) -> None:
-        self.cycle = cycle
-        self.error = error
-        self.sizes = list[Any]()
-        self.alive = list[int]()
+        self.cycle, self.error = cycle, error
+        self.sizes, self.alive = list[Any](), list[int]()
 
     def build(self, size: Any) -> Callable[[], None]:
         end = f"You build a training for {size} sequences. Where must halving end?"
@@ -75,21 +71,13 @@ def collected_alone() -> Iterator[None]:
         gc.enable()
 
 
-@contextmanager
-def small_card(size: int) -> Iterator[None]:
-    """Inside, "cuda" is a simulated GPU of so many MB, and what came before is gone."""
-    gc.collect()
-    with on_new_gpu(size * MB):
-        yield
-
-
 @exercise("19.1", "You halve until it fits, and every attempt has the card to itself.")
 @collected_alone()
 def largest_micro_batch(answer: Any) -> None:
     """`answer(build, start)` is the first of start, start // 2, … whose training takes two steps."""
     hints = {"OutOfMemoryError": "An out-of-memory error leaves your function. `build` may raise one, too."}
     for start, room, right in SEARCHES:
-        with small_card(room):
+        with on_new_gpu(room * MB):
             trainings = Trainings(cycle=start == 128)
             got = call(answer, trainings.build, start, returns=int | None, hints=hints)
             gc.collect()
@@ -97,8 +85,7 @@ def largest_micro_batch(answer: Any) -> None:
         card = f"From {start} on a card of {room} MB:"
         cycle = "the training refers to itself. What frees such a cycle once names and error are gone?"
         held = "an attempt is still alive when the next begins. Who refers to it: a name, or a traceback?"
-        why = cycle if start == 128 else held
-        expect(max(trainings.alive, default=0) <= 0, f"{card} {why}")
+        expect(max(trainings.alive, default=0) <= 0, f"{card} {cycle if start == 128 else held}")
         outlives = "a training is still alive after you return. Which name outlives your function?"
         expect(left <= 0, f"{card} {outlives}")
         states = "the first step fits, but the second would not. When do the optimizer's states appear?"
@@ -108,28 +95,27 @@ def largest_micro_batch(answer: Any) -> None:
         sizes = [size for size in halves if size >= (right or 1)]
         expect(trainings.sizes == sizes, f"{card} try start, then half of it, then half of that, down to 1.")
         expect(got == right, f"{card} you do not return the size that ran.")
-    with small_card(900):
-        _expect_other_errors(answer)
-
-
-def _expect_other_errors(answer: Any) -> None:
-    """CheckFailed unless errors that have nothing to do with the GPU's memory leave the function."""
     for error in (RuntimeError("no such shape"), RuntimeError("the host is out of memory")):
-        left = False
-        try:
-            answer(Trainings(error=error).build, 4)
-        except Exception as raised:
-            left = raised is error
         goes_on = f"A step raises RuntimeError: “{error}”, and you go on."
-        expect(left, f"{goes_on} Let it pass: which type of error means that the GPU is full?")
+        advice = "Let it pass: which type of error means that the GPU is full?"
+        with on_new_gpu(900 * MB):
+            expect(_raised(answer, Trainings(error=error).build) is error, f"{goes_on} {advice}")
+
+
+def _raised(answer: Any, build: Any) -> Exception | None:
+    try:
+        answer(build, 4)
+    except Exception as raised:
+        return raised
+    return None
 
 
 # --------------------------------------------------------------------------------------------------
 # 19.2: fitting_step
-BOUND = 160 * MB
+CARD = 200 * MB
 FORMATS = {"mm": "bfloat16", "addmm": "bfloat16", "bmm": "bfloat16", "nll_loss_forward": "float32"}
 """Those under autocast: of products, and of what `cross_entropy` adds up, as its log-softmax is not."""
-STEPS_FIRST = "The check compares gradients of three batches and simulates two steps: 5 to 20 seconds."
+STEPS_FIRST = "The check compares gradients of three batches and simulates a small card: 5 to 20 seconds."
 
 
 class SmallTransformer(nn.Module):
@@ -161,19 +147,30 @@ def plain_step(
     optimizer.zero_grad()
 
 
-def stepped(
-    step: Callable[..., object], b: int, s: int
-) -> tuple[list[list[Any]], SmallTransformer, list[int]]:
-    """The gradients of each optimizer step, the model, and the tokens per sequence that its first block sees.
+def training(device: str = "cuda") -> tuple[SmallTransformer, torch.optim.Optimizer, list[torch.Tensor]]:
+    """The model, its optimizer and a batch: token ids and targets."""
+    model = SmallTransformer().to(device)
+    batch = [torch.zeros(8, 512, dtype=torch.long, device=device) for _ in range(2)]
+    return model, torch.optim.AdamW(model.parameters(), fused=True), batch
 
-    All in fp64, which autocast leaves alone.
-    """
+
+def refusal(step: Callable[..., object]) -> str:
+    """The first sentences of the out-of-memory error in two steps on "cuda"; "" if there is none."""
+    parts = training()
+    try:
+        for _ in range(2):
+            step(*parts)
+    except torch.OutOfMemoryError as error:
+        return str(error).partition(" GPU 0")[0]
+    return ""
+
+
+def gradients(step: Callable[..., object], b: int, s: int) -> list[list[Any]]:
+    """The gradients of each optimizer step, for two batches, in fp64, which autocast leaves alone."""
     with seeded():
         model = SmallTransformer(11, 8, 2).double()
         batch = tuple(torch.randint(11, (2, b, s)))
     found = list[list[Any]]()
-    lengths = list[int]()
-    model.blocks[0].register_forward_pre_hook(lambda _, given: lengths.append(given[0].shape[1]))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def note_gradients(*_: Any) -> None:
@@ -182,124 +179,138 @@ def stepped(
     optimizer.register_step_pre_hook(note_gradients)
     for _ in range(2):
         step(model, optimizer, batch)
-    return found, model, lengths
+    return found
 
 
-@exercise("19.2", "The same gradient, in less than a third of the memory.", first=STEPS_FIRST)
+@exercise("19.2", "The same gradient, on a card where the plain step runs out of memory.", first=STEPS_FIRST)
 def fitting_step(answer: Any) -> None:
-    """`answer(model, optimizer, batch)` takes plain_step's step, and its peak is below 160 MB."""
+    """`answer(model, optimizer, batch)` takes plain_step's step on a card of 200 MB."""
     asked = partial(call_for_effect, answer)
     for b, s in ((7, 307), (5, 13), (1, 1)):
-        got, model, lengths = stepped(asked, b, s)
-        changed = "Your step changes the model: are its modules wrapped?"
-        expect(str(model) == str(SmallTransformer(11, 8, 2)), changed)
+        got, right = (gradients(step, b, s) for step in (asked, plain_step))
         sizes = f"With {b} sequences of {s}:"
         expect(len(got) == 2, f"{sizes} {len(got) / 2:g} optimizer steps for one batch. Take exactly one.")
-        shortest = min(lengths, default=s)
-        cut = f"{sizes} blocks see {shortest} tokens of a sequence. What does a token attend to?"
-        expect(shortest >= s, cut)
-        _expect_gradients(got, stepped(plain_step, b, s)[0], sizes)
-    kept = any(one.grad is not None for one in model.parameters())
-    model = SmallTransformer()
-    batch = tuple(torch.zeros(8, 512, dtype=torch.long) for _ in range(2))
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        expect(None not in got[0], f"{sizes} a weight has no gradient.")
+        mine, wanted = (torch.cat([one.flatten() for one in ones]) for ones in (got[0], right[0]))
+        uneven = "some tokens count more than others. Are sequences whole, and pieces equally long?"
+        expect(torch.cosine_similarity(mine, wanted, dim=0) > 1 - 1e-9, f"{sizes} {uneven}")
+        longer = f"the gradient is {mine.norm() / wanted.norm():.3g} times as long as plain_step's."
+        expect(same(got[0], right[0]), f"{sizes} {longer} What do you divide by?")
+        expect(same(got[1], right[1]), f"{sizes} only the first step is right. What did it leave behind?")
+    model, optimizer, batch = training("cpu")
     found = measure(step=asked, model=model, optimizer=optimizer, batch=batch, source="simulated")
     made = {(one.operation, one.dtype) for one in found.allocations if one.operation in FORMATS}
-    other = [(operation, dtype) for operation, dtype in sorted(made) if dtype != FORMATS[operation]]
-    where = ", ".join(f"{operation} in {dtype}" for operation, dtype in other)
-    expect(not where, f"You compute something outside bf16 autocast, which is another recipe: {where}.")
-    if found.peak > BOUND:
-        over = f"{format_bytes(found.peak - BOUND, 'MB', 0)} too high, in {found.peak_phase}"
-        fail(f"The gradient is right. The peak is {over}. {_fills_peak(found, kept)}")
+    other = [f"{operation} in {dtype}" for operation, dtype in sorted(made) if dtype != FORMATS[operation]]
+    recipe = f"You compute something outside bf16 autocast, which is another recipe: {', '.join(other)}."
+    expect(not other, recipe)
+    gc.collect()
+    with on_new_gpu(CARD):
+        refused = refusal(answer)
+    expect(not refused, f"The gradient is right. But torch says: “{refused}” {_fills_peak(found)}")
 
 
-def _fills_peak(found: Measurement, gradients_kept: bool) -> str:
+def _fills_peak(found: Measurement) -> str:
     """The likely contents of a step's peak, and a question about them."""
     logits = [one.bytes for one in found.alive_at(found.peak_event) if one.shape[-1:] == (8000,)]
     if max(logits, default=0) > 9 * MB:
         return "Logits are among the largest tensors there. For how many tokens at a time do you make them?"
     if sum(logits) > 20 * MB:
         return "All pieces of the loss keep their logits. Must they, or can you compute them again?"
-    if gradients_kept:
-        return "Gradients are alive in forward. How long do you need those of the last step?"
     return "The blocks' activations fill it. Of how many sequences, and must all of them wait for backward?"
 
 
-def _expect_gradients(got: list[list[Any]], right: list[list[Any]], sizes: str) -> None:
-    if same(got[0], right[0]):
-        expect(same(got[1], right[1]), f"{sizes} only the first step is right. What did it leave behind?")
-        return
-    expect(None not in got[0], f"{sizes} a weight has no gradient.")
-    mine, wanted = (torch.cat([one.flatten() for one in ones]) for ones in (got[0], right[0]))
-    # The same direction and another length: only the divisor is wrong.
-    straight = torch.cosine_similarity(mine, wanted, dim=0) > 1 - 1e-9
-    by = (mine.norm() / wanted.norm()).item()
-    longer = f"{sizes} the gradient is {by:.3g} times as long as plain_step's. What do you divide by?"
-    expect(not straight, longer)
-    fail(
-        f"{sizes} some tokens count more than others. Are all pieces equally long? Do their gradients add up?"
+# --------------------------------------------------------------------------------------------------
+# 19.3: cluster
+H100 = GPUS["H100-80GB"]
+ASKED: dict[str, Any] = {"model": "llama3-70b", "card": H100, "global_batch": 256, "seq_len": 4096}
+MACHINE = 8
+MACHINES = (1, 2, 4, 8)  # 256 sequences are shared equally
+
+
+@exercise("19.3", "Llama-3 70B, all weights, on the fewest machines.")
+def cluster(answer: Any) -> None:
+    """`answer()` is a TrainingRun of 70B parameters on as few machines of 8 H100s as possible."""
+    run = call(answer, returns=TrainingRun)
+    plans = (fit(**ASKED, world_size=MACHINE * number) for number in MACHINES)
+    best = next(plan.best for plan in plans if plan.best)
+    for name in ("model", "seq_len", "global_batch", "lora_rank", "clip_grad_norm", "tensor_parallel"):
+        other = f"You change {name}. Keep the training that was asked for."
+        expect(getattr(run, name) == getattr(best.run, name), other)
+    expect(run.optimizer.algorithm == "adamw", f"{run.optimizer.algorithm} is another optimizer. Keep AdamW.")
+    precise = ("amp-bf16", "bf16-master") if run.zero_stage > 1 else ("amp-bf16",)
+    recipe = f"{run.precision.name} with ZeRO stage {run.zero_stage} rounds otherwise: another training."
+    expect(run.precision.name in precise, recipe)
+    whole = f"You rent machines of {MACHINE} cards. {run.world_size} cards cut one of them."
+    expect(run.world_size % MACHINE == 0, whole)
+    peak = estimate(run)
+    over = format_bytes(peak.total - round(H100.room / SAFETY), "GB", 1)
+    largest = max(peak, key=lambda kind: peak[kind]).replace("_", " ")
+    too_much = f"Each card needs {over} too much. The largest part: {largest}."
+    expect(peak.total * SAFETY <= H100.room, too_much)
+    expect(run.world_size == best.run.world_size, "It fits. But fewer machines would do, too.")
+    share = lost_seconds(run, H100) / best.lost
+    slow = f"It fits, but loses {share:.2f} times the time of `fit`'s plan. What is gathered too often?"
+    expect(share <= 1.25, slow)
+
+
+# --------------------------------------------------------------------------------------------------
+# 19.4: qlora
+LOANS = (
+    ("llama3-8b", "RTX4090-24GB"),
+    ("llama3-8b", "RTX4080-16GB"),
+    ("llama3-8b", "L4-24GB"),
+    ("llama3.2-1b", "RTX4080-16GB"),
+    ("llama3-70b", "H100-80GB"),
+    ("llama3-70b", "RTX5090-32GB"),  # nothing fits
+    ("llama3-8b", "A100-40GB"),
+)
+
+
+def adapted(model: str, bits: int, micro_batch: int) -> TrainingRun:
+    """A run with LoRA of rank 16 on every matrix, and frozen weights of so many bits."""
+    choices: dict[str, Any] = {"recompute": "full", "loss_chunks": 8, "lora_rank": 16}
+    return TrainingRun(
+        model, micro_batch, 4096, lora_targets=("attention", "mlp"), frozen_bits=bits, **choices
     )
 
 
-# --------------------------------------------------------------------------------------------------
-# 19.3: on_a_v100
-V100 = GPUS["V100-16GB"]
-ASKED = TrainingRun("gpt2-large", 48, 1024, "amp-fp16", attention="efficient")
-UNCHANGED = ("model", "seq_len", "precision", "world_size", "tensor_parallel", "lora_rank", "clip_grad_norm")
+def _chosen(
+    model: str,
+    card: str,
+    order: tuple[int, ...] = (16, 8, 4),
+    reserve: float = SAFETY,
+    room: Callable[[Any], int] = lambda card: card.room,
+    largest: bool = True,
+) -> tuple[int, int]:
+    """The bits and the micro-batch, (0, 0) if none fits; with other arguments, those of a mistake."""
+    for bits in order:
+        runs = {size: adapted(model, bits, size) for size in range(1, 17)}
+        sizes = [size for size, run in runs.items() if reserve * estimate(run).total <= room(GPUS[card])]
+        if sizes:
+            return bits, max(sizes) if largest else 1
+    return 0, 0
 
 
-@exercise("19.3", "774 million parameters on a card from 2017, with an unchanged batch.")
-def on_a_v100(answer: Any) -> None:
-    """`answer()` is a TrainingRun that trains what was asked for on a V100."""
-    run = call(answer, returns=TrainingRun)
-    learned = f"{run.global_batch} sequences are another batch, and another training."
-    expect(run.global_batch == ASKED.global_batch, f"{learned} Keep {ASKED.global_batch} per step.")
-    refused = unsupported(run, V100.capability)
-    expect(not refused, f"A V100 cannot run that: {refused}.")
-    for name in UNCHANGED:
-        other = f"You change {name}. Keep the training that was asked for, on one V100."
-        expect(getattr(run, name) == getattr(ASKED, name), other)
-    expect(run.optimizer.algorithm == "adamw", f"{run.optimizer.algorithm} is another optimizer. Keep AdamW.")
-    expect(run.card in (None, V100.name), f"{run.card} is another card. Use the V100.")
-    peak = estimate(run).total
-    over = format_bytes(peak - round(V100.room / SAFETY), "GB", 2)
-    expect(peak * SAFETY <= V100.room, f"Your plan needs {over} more than the card's room with the reserve.")
-    share = lost_seconds(run, V100) / arrange(ASKED, V100).path[-1].lost
-    slow = f"Your plan fits, but loses {share:.2f} times the time of `fit`'s plan. What costs most?"
-    expect(share <= 1.1, slow)
+LOAN_MISTAKES: Mistakes = {
+    "You take the fewest bits at once. Rounding costs quality: when are 16 or 8 bits possible?": (
+        partial(_chosen, order=(4, 8, 16))
+    ),
+    "You fill the card without a reserve. `fit` leaves 5 % of the estimate.": partial(_chosen, reserve=1.0),
+    "You use what the driver lists. A program gets less.": (partial(_chosen, room=lambda card: card.memory)),
+    "The bits are right. With one sequence at a time the card waits: how many fit?": (
+        partial(_chosen, largest=False)
+    ),
+}
 
 
-# --------------------------------------------------------------------------------------------------
-# 19.4: diagnose
-HIDDEN = tomllib.loads(Path(__file__).with_name("hidden.toml").read_text(encoding="utf-8"))
-BROKEN: tuple[tuple[str, str, int], ...] = tuple(
-    (cause, run, size * MiB) for cause, run, size in HIDDEN["cases"]
-)
-"""Each hidden case: its cause, the run, and its card's memory for tensors."""
-RUNS_FIRST = "The check first simulates eight runs, unless it has them already: 10 to 30 seconds."
-
-
-@exercise("19.4", "All twenty broken runs, each for the right reason.", first=RUNS_FIRST)
-def diagnose(answer: Any) -> None:
-    """`answer(seen)` is the name of the cause."""
-    seen = list[Evidence]()
-    got = list[str]()
-    # one by one: an answer that raises is told so before all runs are simulated
-    for _, name, capacity in BROKEN:
-        seen.append(broken(name, capacity).evidence)
-        got.append(call(answer, seen[-1], returns=str))
-    unknown = {*got} - {*CAUSES}
-    expect(not unknown, f"You return {', '.join(map(repr, unknown))}, not one of {', '.join(CAUSES)}.")
-    causes = [cause for cause, _, _ in BROKEN]
-    answered = zip(seen, causes, got, strict=True)
-    wrong = [(one, cause, mine) for one, cause, mine in answered if mine != cause]
-    if not wrong:
-        return
-    for mistake in HIDDEN["mistakes"]:
-        confused = mistake.get("causes", CAUSES)
-        named = mistake.get("named", CAUSES)
-        explains_all = all(cause in confused and mine in named for _, cause, mine in wrong)
-        expect(not explains_all, mistake["says"])
-    one, _, mine = wrong[0]
-    where = f"{one.when}, a request of {format_bytes(one.requested)}"
-    fail(f"A run failed in {where}. The cause was not {mine!r}. Which clue made you say so?")
+@exercise("19.4", "As many bits as the card allows, then as many sequences.")
+def qlora(answer: Any) -> None:
+    """`answer(model, card)` is the bits of frozen weights and the micro-batch, or (0, 0)."""
+    got = []
+    for model, card in LOANS:
+        bits, size = call(answer, model, GPUS[card], returns=tuple)
+        expect(bits in (0, 4, 8, 16), f"{bits} bits: frozen weights have 16, 8 or 4, and 0 if nothing fits.")
+        expect(size in range(17), f"A micro-batch of {size}: it is 1 to 16, and 0 if nothing fits.")
+        got.append((bits, size))
+    wrong = "Some card gets other bits or another micro-batch. Take the most bits that fit with one sequence."
+    recognized(got, LOANS, _chosen, LOAN_MISTAKES, wrong, same=eq)

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 90
+#     minutes: 80
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -9,10 +9,10 @@
 # ---
 
 # %% [markdown]
-# # Exercises 16 · LoRA and quantization
+# # Exercises 17 · Quantization
 #
-# **90 minutes** for all four; each one says its own. You should know what [lesson
-# 16](../notebooks/16_lora_and_quantization.ipynb) shows. You need no GPU.
+# **80 minutes** for all four; each one says its own. You should know what [lesson
+# 17](../notebooks/17_quantization.ipynb) shows. You need no GPU.
 #
 # Each exercise asks for a class or a function. Write it, run the cell, then run the check below it. A check tells you
 # what is off, never what the answer is. Stuck? Every exercise has three hints; open one at a time. (“Run All Cells”
@@ -21,122 +21,12 @@
 # %%
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from course_utils import on_gpu
-from course_utils.lessons.lora import checks as check
+from course_utils.lessons.quantization import checks as check
 
 # %% [markdown]
-# ## 1 · A layer that merges
-# **Difficulty** ●●●○○ · **22 minutes** · **Trains** LoRA as you would use it: trained, merged, taken out again
-#
-# Write a LoRA layer with dropout that can merge its adapter into W and take it out again. The lesson's layer can do
-# neither. This much is given (A and B are fp32, on the CPU):
-
-
-# %%
-class Adapter(nn.Module):
-    def __init__(self, base: nn.Linear, r: int, alpha: float, dropout: float = 0.0):
-        super().__init__()
-        self.base = base.requires_grad_(False)
-        self.scale, self.merged = alpha / r, False
-        self.A = nn.Parameter(torch.randn(r, base.in_features) / base.in_features**0.5)
-        self.B = nn.Parameter(torch.zeros(base.out_features, r))
-        self.dropout = nn.Dropout(dropout)
-
-
-# %% [markdown]
-# Write the rest, in two cells. (After a change to the first, run the second again.)
-#
-# - `forward(x)` returns the base layer's output, plus the scale times B·A applied to x. Dropout acts only on the
-#   adapter's input: use `self.dropout`. A merged layer only computes the base layer: then it drops nothing, in training
-#   mode either. Between forward and backward it may keep W, A, B, the input, what dropout needs, and x·Aᵀ, but no other
-#   matrix of W's size.
-# - `merge()` adds scale·B·A to W in place, whatever dropout is. It keeps nothing else of W's size, and no graph. It
-#   does not change `training`. A second `merge()` changes nothing.
-# - `unmerge()` restores W, up to rounding. A second `unmerge()` changes nothing.
-#
-# The check tries inputs of two and three dimensions, with and without dropout, and traces what is kept.
-
-
-# %%
-class TwoPaths(Adapter):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x·Wᵀ + bias, plus the adapter's part unless it is merged."""
-        ### BEGIN SOLUTION Return the output.
-        y = self.base(x)
-        if self.merged:
-            return y
-        return y + self.scale * (self.dropout(x) @ self.A.T) @ self.B.T
-        ### END SOLUTION
-
-
-# %%
-class LoraLinear(TwoPaths):
-    def merge(self) -> None:
-        """Add the adapter to W, in place."""
-        ### BEGIN SOLUTION Change the numbers of W.
-        with torch.no_grad():
-            if not self.merged:
-                self.base.weight.add_(self.B @ self.A, alpha=self.scale)
-        self.merged = True
-        ### END SOLUTION
-
-    def unmerge(self) -> None:
-        """Take the adapter out of W, in place."""
-        ### BEGIN SOLUTION Change the numbers of W back.
-        with torch.no_grad():
-            if self.merged:
-                self.base.weight.sub_(self.B @ self.A, alpha=self.scale)
-        self.merged = False
-        ### END SOLUTION
-
-
-# %%
-check.lora_linear(LoraLinear)
-
-# %% [markdown]
-# <details><summary>Hint 1: where to start</summary>
-#
-# Start from the lesson's forward. Where does `self.dropout` go, so that the base layer still sees all of x? Which of
-# the two products with A and B comes first, so that you make nothing of W's size?
-#
-# </details>
-# <details><summary>Hint 2: in place, without a graph</summary>
-#
-# `tensor.add_(other, alpha=…)` adds a multiple of `other` in place. A and B require gradients, so whatever you compute
-# from them has a graph. The decorator `@torch.no_grad()` on a method prevents that.
-#
-# </details>
-# <details><summary>Hint 3: twice</summary>
-#
-# `self.merged` says where the adapter is. Look at it before you change W, set it afterwards, and use it in `forward`,
-# too. To take the adapter out you need no old W: A and B are still there.
-#
-# </details>
-
-# %% [markdown] tags=["explanation"]
-# ### Why
-# Matrix products are associative, so the same three matrices are cheap in both uses. In training, x·Aᵀ comes first, and
-# everything that is kept is thin. After training, B·A becomes part of W and costs nothing at inference. A copy of W
-# would make `unmerge` exact, but it would cost all that LoRA has saved. Merging into a *quantized* W is different: the
-# sum must be rounded again, and a small difference may vanish.
-
-# %% tags=["solution"]
-layer = LoraLinear(nn.Linear(512, 512), r=8, alpha=16)
-nn.init.normal_(layer.B)
-x = torch.randn(4, 512)
-old = layer.base.weight.clone()
-apart = layer(x)
-layer.merge()
-print(f"merged: {(layer(x) - apart).abs().max():.3f} away from the two paths")
-layer.unmerge()
-print(f"unmerged: {(layer.base.weight - old).abs().max():.3f} away from the old W")
-adapter = {name: weight for name, weight in layer.state_dict().items() if name in "AB"}
-print(f"to save: {sum(weight.nbytes for weight in adapter.values()):,} bytes, W has {old.nbytes:,}")
-
-# %% [markdown]
-# ## 2 · Two to a byte
+# ## 1 · Two to a byte
 # **Difficulty** ●●●○○ · **35 minutes** · **Trains** 4-bit storage, without its traps
 #
 # Write a class that stores values in 4 bits. No tensor has a 4-bit type, so put two codes into each byte. Use absmax
@@ -228,7 +118,7 @@ for block in (8, 64, 1024):
     )
 
 # %% [markdown]
-# ## 3 · A product that keeps four bits
+# ## 2 · A product that keeps four bits
 # **Difficulty** ●●●●○ · **18 minutes** · **Trains** deciding what is kept, by an `autograd.Function`
 #
 # Write a product with a 4-bit W that keeps nothing else for backward. Storing W in four bits saves little if autograd
@@ -327,7 +217,7 @@ with on_gpu():
         del y
 
 # %% [markdown]
-# ## 4 · A product in eight bits
+# ## 3 · A product in eight bits
 # **Difficulty** ●●●○○ · **15 minutes** · **Trains** dynamic quantization: where scales may go, and where not
 #
 # Write the product of a dynamically quantized layer. Its weights are rounded already: W is about `codes` · `scale`,
@@ -390,3 +280,64 @@ for name, factor in (("plain", 1), ("one channel 30 times as large", 30)):
     x[:, 7] *= factor
     off = (product8(x, codes, scale) - x @ W.T).norm() / (x @ W.T).norm()
     print(f"{name}: error {100 * off:.1f} % of the product")
+
+# %% [markdown]
+# ## 4 · Which rank fits?
+# **Difficulty** ●●○○○ · **12 minutes** · **Trains** choosing rank and bits for a card
+#
+# A card has `room` bytes left for the matrices of a model's blocks and for their LoRA. Write the largest rank that
+# fits, for frozen matrices in 16, 8 or 4 bits.
+#
+# - `shapes` are the matrices, (n_out, n_in). All of them get factors of the same rank.
+# - Frozen in 8 bits, a matrix has one fp32 scale per row. In 4 bits, it has one per 64 numbers, and all sizes divide
+#   evenly. In 16 bits it has none.
+# - Everything that learns is in 16 bits: factors, gradients, and Adam's two moments.
+# - If the frozen matrices alone do not fit, return 0.
+
+
+# %%
+def largest_rank(shapes: list[tuple[int, int]], bits: int, room: int) -> int:
+    """Return the largest rank whose matrices and states take at most `room` bytes."""
+    ### BEGIN SOLUTION Return a whole number.
+    scales = {16: lambda n_out, n_in: 0, 8: lambda n_out, n_in: n_out}
+    scales[4] = lambda n_out, n_in: n_out * n_in // 64
+    frozen = sum(bits * n_out * n_in // 8 + 4 * scales[bits](n_out, n_in) for n_out, n_in in shapes)
+    one_rank = 8 * sum(n_out + n_in for n_out, n_in in shapes)
+    return max(0, (room - frozen) // one_rank)
+    ### END SOLUTION
+
+
+# %%
+check.largest_rank(largest_rank)
+
+# %% [markdown]
+# <details><summary>Hint 1: what is frozen</summary>
+#
+# One matrix takes bits/8 bytes per number, and 4 bytes per scale. How many scales has it?
+#
+# </details>
+# <details><summary>Hint 2: what learns</summary>
+#
+# One more rank means a row of A and a column of B per matrix: n_in + n_out numbers. Each has a gradient and two
+# moments. How many bytes is that?
+#
+# </details>
+# <details><summary>Hint 3: whole numbers</summary>
+#
+# Divide what is left by the bytes of one rank, with `//`. What does that give if nothing is left?
+#
+# </details>
+
+# %% [markdown] tags=["explanation"]
+# ### Why
+# Rank is cheap: on the matrices of an 8B model's blocks, one more takes about 20 MB, while 4 bits instead of 16 free
+# ten gigabytes. So choose the bits by the card, and the rank by what the model must learn. Embedding, head, activations
+# and the loss come on top: `estimate` has them all.
+
+# %% tags=["solution"]
+block = [(4096, 4096), (1024, 4096), (1024, 4096), (4096, 4096), (14336, 4096), (14336, 4096)]
+block.append((4096, 14336))
+for bits in (16, 8, 4):
+    print(
+        f"{bits:2d} bits, 16 GB for 32 blocks: rank {largest_rank(32 * block, bits, 16 * 10**9):,}"
+    )

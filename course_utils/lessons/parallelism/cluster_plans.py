@@ -5,7 +5,7 @@ group that fits into one node talks over the GPUs' own links, any other over the
 data sheets' peak rates.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import product
 from math import prod
 from typing import NamedTuple
@@ -16,8 +16,8 @@ from ...gpus import Gpu
 from ...interactive.feedback import divisors
 from ...models import block_shapes
 from ...run import TrainingRun
-from .memory import parameters_of, stage_memory
-from .schedules import bubble
+from ..pipelines.schedules import bubble
+from .memory import kept_activations, parameters_of
 
 ELEMENT = 2  # bytes of a weight, a gradient and an activation that is sent, as ZeRO counts them
 
@@ -108,20 +108,16 @@ def plans(run: TrainingRun, cluster: Cluster, global_batch: int) -> Iterator[Acc
 
 
 def cheapest(
-    run: TrainingRun,
-    cluster: Cluster,
-    global_batch: int,
-    allowed: Callable[[Plan], bool],
-    overlapped: bool = False,
+    run: TrainingRun, cluster: Cluster, global_batch: int, overlapped: bool = False
 ) -> Account | None:
-    """The `allowed` plan that fits with the fewest seconds, `overlapped` or not, then bytes; None if none."""
+    """The plan that fits with the fewest seconds, `overlapped` or not, then bytes; None if none fits."""
 
     def costs(one: Account) -> tuple[float, float, int]:
         at_best = round(one.overlapped, 6) if overlapped else 0
         return at_best, round(one.total, 6), one.memory
 
     room = cluster.gpu.room
-    found = [one for one in plans(run, cluster, global_batch) if allowed(one.plan) and one.memory <= room]
+    found = [one for one in plans(run, cluster, global_batch) if one.memory <= room]
     return min(found, key=costs, default=None)
 
 
@@ -140,7 +136,7 @@ def memory(run: TrainingRun, plan: Plan, micro_batches: int) -> int:
     gathered = ELEMENT * sum(map(prod, block_shapes(run.model).values())) if plan.stage == 3 else 0
     for stage in {0, p // 2, p - 1}:
         own = zero_bytes(parameters_of(run.model, p, stage) // plan.tensor, plan.data, plan.stage)
-        kept = stage_memory(run, "1F1B", p, min(micro_batches, p), stage)["activations"]
+        kept = kept_activations(run, p, micro_batches, stage)
         passing = 2 * logit * run.seq_len * run.micro_batch * run.model.vocab if stage == p - 1 else 0
         found.append(own + (kept + passing + gathered) // plan.tensor)
     return max(found)

@@ -1,29 +1,36 @@
-"""Lesson 19: results of `fit` as a figure and a table, the catalog of cards, the grade of a prediction."""
+"""Lesson 19: results of `fit` as a figure, and the decisions of the lesson as a tree."""
 
 from collections.abc import Sequence
-from html import escape
-from typing import NamedTuple
 
 from matplotlib.axes import Axes
+from matplotlib.patches import FancyBboxPatch
 from matplotlib.ticker import LogLocator
 
-from ...figures.style import NUMBERED, SMALL, WIDTH, CourseFigure, bare, look, sheet
-from ...gpus import GPUS
-from ...interactive.display import show
-from ...interactive.guesses import Guess, mark_shown, stored_guesses
-from ...palette import COLOURS, OVER, signed, stop
+from ...figures.style import MARGIN, NUMBERED, SMALL, WIDTH, CourseFigure, bare, look, sheet
+from ...palette import COLOURS, OVER, QUIET, stop
 from ...planning.fit import Candidate, Plan
 from ...planning.twin import SAFETY
-from ...units import GB, Table, format_bytes, percent, plus_minus
+from ...units import GB, format_bytes, percent
 
 PATH = COLOURS["parameters"]
-# The largest relative error of each grade, the grade, and words for it; 5 % is `SAFETY`.
-GRADES = (
-    (0.01, "A", "You could quote this."),
-    (0.05, "B", "Within the reserve of the rule."),
-    (0.15, "C", "Near, but a smaller error can fill a card. Which moment of the step did you take?"),
-    (0.5, "D", "One of the large parts is missing, or counted twice."),
+
+STEPS = (
+    (
+        "Do the states fit? 16 bytes per parameter,\nor 16/D on D cards",
+        "shard (ZeRO-3), or change the training:\nLoRA, QLoRA, Adafactor, pure bf16",
+    ),
+    (
+        "Does one sequence fit?\n1.05 · estimate ≤ what a program gets",
+        "flash, the loss in chunks, then recompute:\nselective, every k blocks, full",
+    ),
+    ("Do all sequences fit at once?", "accumulate: the largest micro-batch\nthat fits"),
+    (
+        "Does the allocator find room?\nreplay ≤ room without CUDA's context",
+        "expandable segments,\nor a smaller micro-batch",
+    ),
+    ("Do three steps work on the card?", "read the message: divide the request\nby s·b·V and by b·a·s²"),
 )
+"""Each step of the decision: what to ask, and what to do if the answer is no."""
 
 
 def plan_figure(plan: Plan, title: str) -> CourseFigure:
@@ -80,52 +87,38 @@ def _number(ax: Axes, path: Sequence[Candidate]) -> None:
         ax.text(path[first].lost, path[first].peak / GB, ", ".join(numbers), bbox=ring, **style)
 
 
-def path_table(plan: Plan) -> Table:
-    """The expert's path: each choice, how far it moves the peak, what is lost, and whether the run fits."""
-    rows = [("choice", "peak", "change", "lost per step", "fits")]
-    for index, step in enumerate(plan.path):
-        before = plan.path[max(0, index - 1)]
-        name = f"{index} · {step.what}"
-        peak = format_bytes(step.peak, "GB", 1)
-        by = signed(step.peak - before.peak, "GB", 1) if index else ""
-        fits = "yes" if step.fits(plan.card) else "no"
-        rows.append((name, peak, by, f"{step.lost:.2f} s", fits))
-    return Table(rows)
+def decision_tree() -> CourseFigure:
+    """Questions to ask of a run and a card, from the cheapest to the surest, and what to do after each no."""
+    title = "Ask the cheapest question first; each no names the next change"
+    row, box, half = 82.0, 46.0, 236.0
+    right, middle = WIDTH - MARGIN - half, MARGIN + half / 2
+    height = row * len(STEPS) + 36
+    arrow = {"arrowstyle": "-|>", "color": QUIET, "linewidth": 1.4, "shrinkA": 0, "shrinkB": 0}
+    with look():
+        figure = sheet(title, height)
+        ax = figure.place(0, 0, WIDTH, height)
+        ax.set(xlim=(0, WIDTH), ylim=(height, 0))
+        ax.set_axis_off()
+        for index, (question, change) in enumerate(STEPS):
+            top = 14 + row * index
+            _box(ax, question, MARGIN, top, half, box, COLOURS["parameters"])
+            _box(ax, change, right, top, half, box, COLOURS["optimizer_states"])
+            center = top + box / 2
+            ax.annotate("", (right, center), (MARGIN + half, center), arrowprops=arrow)
+            ax.text((MARGIN + half + right) / 2, center - 5, "no", ha="center", fontsize=SMALL)
+            ax.annotate("", (middle, top + row), (middle, top + box), arrowprops=arrow)
+            ax.text(middle + 6, top + (box + row) / 2, "yes", va="center", fontsize=SMALL)
+        ax.text(middle, height - 12, "train", ha="center", fontweight="bold")
+    said = [f"{question} If not: {change}." for question, change in STEPS]
+    figure.alt = " ".join([f"{title}.", *said]).replace("\n", " ")
+    return figure
 
 
-def catalog() -> Table:
-    """The cards: memory by the driver and as a program gets it, bandwidth and rate, and the source."""
-    rows = [("card", "driver lists", "program gets", "GB/s", "16-bit TFLOP/s", "seen in")]
-    for card in GPUS.values():
-        assert card.rates is not None  # the catalog has the rates of each; a test says so
-        told = format_bytes(card.usable, "GiB", 2) if card.usable else "unknown"
-        seen = card.usable_source.removeprefix("https://github.com/") or "–"
-        memory = f"{card.rates.memory / 1e9:,.0f}"
-        rate = f"{card.rates.tensor / 1e12:,.0f}"
-        rows.append((card.name, format_bytes(card.memory, "GiB", 2), told, memory, rate, seen))
-    return Table(rows)
-
-
-class Graded(NamedTuple):
-    """A locked prediction and its error, `guess` minus `actual` bytes; these are `word`: "simulated"."""
-
-    actual: int
-    guess: Guess | None
-    word: str
-
-    def __repr__(self) -> str:
-        if self.guess is None:
-            return "You locked no guess, so there is nothing to grade."
-        error = self.guess.amount / self.actual - 1
-        found = ((grade, words) for most, grade, words in GRADES if abs(error) <= most)
-        grade, words = next(found, ("E", "Go through the step moment by moment, and take the fullest one."))
-        return f"Grade {grade}: prediction − {self.word} = {plus_minus(100 * error, 1)} %. {words}"
-
-    def _repr_html_(self) -> str:
-        return f"<p style='font-size:115%'>{escape(repr(self))}</p>"
-
-
-def grade(key: str, actual: int, word: str) -> None:
-    """Show the grade of the prediction locked under `key` against `actual` bytes, a measurement's `word`."""
-    mark_shown(key)
-    show(Graded(actual, stored_guesses().get(key), word))
+def _box(ax: Axes, text: str, left: float, top: float, width: float, height: float, color: str) -> None:
+    style = "round,pad=0,rounding_size=6"
+    ax.add_patch(
+        FancyBboxPatch(
+            (left, top), width, height, boxstyle=style, facecolor="white", edgecolor=color, linewidth=1.8
+        )
+    )
+    ax.text(left + width / 2, top + height / 2, text, ha="center", va="center", fontsize=SMALL)

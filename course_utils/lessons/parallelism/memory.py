@@ -1,14 +1,12 @@
-"""Memory of one stage of a pipeline: its layers' states, and activations of the micro-batches in flight."""
+"""Parameters of one stage of a pipeline, and the activations that it keeps under 1F1B."""
 
 from functools import lru_cache
 from math import prod
 
-from ... import MemoryBreakdown, TrainingRun
 from ...estimating.formula import block_bytes, head_bytes, input_bytes, loss_bytes, stem_bytes
-from ...estimating.states import states_of
 from ...models import Shapes, TransformerConfig, parameter_shapes
-from ...units import round_up
-from .schedules import most_kept
+from ...run import TrainingRun
+from ..pipelines.schedules import most_kept
 
 
 def blocks_of(layers: int, stages: int, stage: int) -> range:
@@ -46,23 +44,17 @@ def parameters_of(model: TransformerConfig, stages: int, stage: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def stage_memory(
-    run: TrainingRun, schedule: str, stages: int, micro_batches: int, stage: int
-) -> MemoryBreakdown:
-    """Bytes of one stage when it keeps the most micro-batches: states, and what forward keeps for backward.
+def kept_activations(run: TrainingRun, stages: int, micro_batches: int, stage: int) -> int:
+    """Bytes that forward keeps for backward on one stage, when it keeps the most micro-batches under 1F1B.
 
-    Transients of backward and of the optimizer are not counted. With whole blocks recomputed, K of them from
-    one checkpoint ("full": 1), one stretch has all of its activations at a time, on the last stage after the
-    loss and head have freed theirs. PipeDream's versions of the weights beyond the first are `weight_copies`.
-    Raises ValueError for another kind of recomputation, and for sizes that cannot be.
+    With whole blocks recomputed, K of them from one checkpoint ("full": 1), one stretch has all of its
+    activations at a time, on the last stage after the loss and head have freed theirs. Raises ValueError for
+    another kind of recomputation, and for sizes that cannot be.
     """
     if not run.blocks_per_checkpoint and run.recompute != "none":
         raise ValueError(
             f"recompute={run.recompute!r}: a stage is counted with 'none' or 'full', or 'every-K' blocks"
         )
-    shapes = stage_shapes(run.model, stages, stage)
-    kept = most_kept(schedule, stages, micro_batches, stage)
-    weights = sum(round_up(run.precision.weight * prod(shape)) for shape in shapes.values())
     blocks = len(blocks_of(run.model.layers, stages, stage))
     of_block = block_bytes(run)
     own = blocks * of_block
@@ -74,13 +66,5 @@ def stage_memory(
         again = together * of_block - checkpoint
     stem = stem_bytes(run) if stage == 0 else 0
     end = head_bytes(run) + loss_bytes(run) if stage == stages - 1 else 0
-    parts = {
-        "parameters": weights,
-        "weight_copies": weights * (kept - 1) if schedule == "PipeDream" else 0,
-        "gradients": sum(round_up(run.precision.gradient * prod(shape)) for shape in shapes.values()),
-        "optimizer_states": states_of(run.precision, run.optimizer, shapes),
-        # The stretch that backward computes again comes after the loss and the head have freed theirs.
-        "activations": kept * (own + stem + end) + max(0, again - end),
-    }
-    label = f"stage {stage} of {stages}, {schedule}, {kept} of {micro_batches} micro-batches kept"
-    return MemoryBreakdown(parts, label=label)
+    # The stretch that backward computes again comes after the loss and the head have freed theirs.
+    return most_kept("1F1B", stages, micro_batches, stage) * (own + stem + end) + max(0, again - end)

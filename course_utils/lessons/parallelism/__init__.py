@@ -1,0 +1,1 @@
+"""Lesson 15: its plans for a cluster, checks and quiz."""

@@ -1,0 +1,1 @@
+"""Lesson 17: its figures, widget, checks and quiz."""
