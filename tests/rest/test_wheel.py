@@ -62,11 +62,11 @@ class Installed(NamedTuple):
         return next((self.python.parents[1]).glob("[lL]ib*/**/site-packages"))
 
     def variables(self) -> dict[str, str]:
-        """This process's environment without the course of the repository."""
+        """This process's environment without the course of the repository; its lines are long."""
         kept = {
             name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "COURSE_SOURCE")
         }
-        return kept | {"COURSE_HOME": str(self.folder / "home")}
+        return kept | {"COURSE_HOME": str(self.folder / "home"), "COLUMNS": "1000"}
 
 
 @pytest.fixture(scope="module")
