@@ -4,7 +4,8 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from subprocess import Popen, TimeoutExpired
 from threading import current_thread, main_thread
 
 AFTER_SECONDS = 2.0
@@ -68,3 +69,13 @@ def working(words: str) -> Iterator[Work]:
     finally:
         signal.signal(signal.SIGINT, before)
         Work.outermost = None
+
+
+def wait_for(process: "Popen[bytes]", words: str) -> int:
+    """Wait until a process has ended, and say what it does if that takes long. Returns its exit code."""
+    with working(words) as work:
+        while process.poll() is None:
+            work.go_on()
+            with suppress(TimeoutExpired):
+                process.wait(timeout=0.2)
+    return process.returncode

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ..interactive.course_files import ROOT, numbered
 from ..interactive.notebook_runs import BuildError
+from ..pace import wait_for
 
 PAGES = ("README.md", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "LICENSE-CC-BY-4.0.txt")
 ANCHOR = re.compile(r'^<span id="[^"]+"></span>\n\n', re.MULTILINE)
@@ -57,9 +58,12 @@ def make(out: Path, root: Path = ROOT, url: str = "") -> Path:
         command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-j", "2", "-b", "html"]
         command += ["-c", str(stage / "docs"), "-d", str(stage / "_doctrees"), str(stage), str(out)]
         environment = os.environ | {"COURSE_ROOT": str(root), "COURSE_URL": url}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise BuildError(f"the website is not clean:\n{done.stderr.strip()}")
+        with tempfile.TemporaryFile() as said:
+            sphinx = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=said)
+            if wait_for(sphinx, "Sphinx is making the pages"):
+                said.seek(0)
+                told = said.read().decode(errors="replace").strip()
+                raise BuildError(f"the website is not clean:\n{told}")
     return out
 
 

@@ -23,7 +23,7 @@ from ..errors import GpuOutOfMemory, ScriptError, SimulationUnavailable
 from ..gpus import GPUS, Gpu
 from ..measurement import Measurement
 from ..measuring.files import everything_from_json, everything_to_json
-from ..pace import working
+from ..pace import wait_for
 
 TASK, ANSWER = "task.json", "answer.json"
 
@@ -82,12 +82,7 @@ def _run(folder: Path, name: str) -> int:
     stderr = 2
     process = subprocess.Popen(command, env={**os.environ, **places}, stdout=stderr)
     try:
-        with working(f"running {name} for some steps") as work:
-            while process.poll() is None:
-                work.go_on()
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(timeout=0.2)
-        return process.returncode
+        return wait_for(process, f"running {name} for some steps")
     finally:  # also after Ctrl-C
         process.kill()
         process.wait()
