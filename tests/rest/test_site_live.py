@@ -35,7 +35,7 @@ DOCS = ROOT / "docs"
 LIGHT = 2_000_000
 ADDRESS = "https://example.org/course"
 LIVE = {"01", "08", "11", "17", "explorer"}
-STILL = {"02", "04", "05", "06", "09", "10", "12", "14", "18"}
+STILL = {"02", "04", "05", "06", "09", "10", "12", "14"}
 """Where a lesson has a widget: those that move on the website, and those that matplotlib or torch draw."""
 
 ASKED = (
