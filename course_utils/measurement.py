@@ -10,7 +10,7 @@ from math import prod
 from typing import Any
 
 from .breakdown import KINDS, MemoryBreakdown
-from .units import GB, aligned, format_bytes, html_table
+from .units import GB, aligned, cut, format_bytes, html_table
 
 SOURCES = {
     "live": "live on {device}",
@@ -417,7 +417,7 @@ def short_lines(cells: Sequence[Sequence[str]], numbers: int, width: int) -> lis
         kind, module, operation, shape, dtype, made_in, code = row[numbers:]
         named = [f"{kind}: {operation} in {module}", f"{shape} {dtype}, {made_in}", code]
         lines += [f"{number:<{len(left)}}{named[0]}", *(f"{left}{words}" for words in named[1:])]
-    return [line.rstrip() if len(line) <= width else f"{line[: width - 1]}…" for line in lines]
+    return [cut(line, width) for line in lines]
 
 
 def explained(allocations: Iterable[Allocation], count: int, title: str) -> Explanation:

@@ -129,6 +129,11 @@ def _amount(text: str) -> float:
 Cells = Sequence[str]
 
 
+def cut(line: str, width: int) -> str:
+    """The line, or its beginning and "…" where it is longer than `width` characters."""
+    return line.rstrip() if len(line) <= width else f"{line[: width - 1]}…"
+
+
 def aligned(rows: Iterable[Cells], words: int | range = 1) -> str:
     """The rows below one another, two spaces between columns.
 

@@ -15,7 +15,7 @@ from ..gpus import IMITATED, Gpu
 from ..measurement import Allocation, HostMemory, Measurement, Messages
 from ..palette import words
 from ..terminal import WIDE, stack, within
-from ..units import aligned, format_bytes, percent
+from ..units import aligned, cut, format_bytes, percent
 from .which_cards import Answer, answer_on, answers
 
 ORDERED_BY_AGE = (2, 13)  # From this torch on it does not matter where the driver places a segment
@@ -152,9 +152,9 @@ def _parts(measured: Measurement, width: int) -> Iterator[str]:
     yield f"The whole run, with training up to step {steps}. The largest peak says which card to choose:"
     lines = aligned(rows, range(3, 7)).split("\n")  # numbers come first
     if max(map(len, lines)) > width:  # two lines for each part
-        begins = aligned([row[:4] for row in rows], range(3, 4)).split("\n")
-        more = [", ".join(filter(None, row[4:])) for row in rows]
-        lines = [f"{begin}\n    {rest}" for begin, rest in zip(begins, more, strict=True)]
+        begins = aligned([row[:5] for row in rows], range(3, 5)).split("\n")
+        more = [", ".join(filter(None, row[5:])) for row in rows]
+        lines = [f"{begin}\n{cut(f'    {rest}', width)}" for begin, rest in zip(begins, more, strict=True)]
     yield from lines
     yield ""
     yield "The last step that was watched:"

@@ -67,7 +67,7 @@ check.exposed(exposed)
 # </details>
 # <details><summary>Hint 2: two conditions</summary>
 #
-# Remember when the link is free again. The next bucket begins then, or when it is full: whichever is later.
+# Remember when the link is free again. The next bucket begins then, or later, when it is full.
 #
 # </details>
 # <details><summary>Hint 3: the end</summary>

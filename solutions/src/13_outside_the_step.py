@@ -271,6 +271,7 @@ def their_weights(makers, train):
     return found
 
 
+# %%
 def make():
     model = torch.nn.Linear(1024, 1024, device="cuda")
     return model, torch.optim.AdamW(model.parameters(), fused=True), model.weight.detach()
